@@ -1,0 +1,28 @@
+"""The ``batchnorm`` command: a table of commands. Torch is imported only inside the ones that use it."""
+
+from __future__ import annotations
+
+import typer
+
+from batchnorm.bench.command import bench
+from batchnorm.errors import BatchNormError
+from batchnorm.lab.command import race
+
+app = typer.Typer(
+    name="batchnorm",
+    help="Batch Normalization for PyTorch: see what it buys, and make it fast.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (race, bench):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; a bad input ends in one sentence and exit code 2, not a traceback."""
+    try:
+        app()
+    except BatchNormError as error:
+        typer.echo(f"batchnorm: {error}", err=True)
+        raise SystemExit(2) from None

@@ -1,0 +1,36 @@
+"""The one error class: what is wrong, in which module, and what to do about it."""
+
+from __future__ import annotations
+
+
+class BatchNormError(ValueError):
+    """A sentence a user can act on.
+
+    >>> raise BatchNormError("the input has 3 channels but 4 were expected", do="pass num_features=3")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: the input has 3 channels but 4 were expected; pass num_features=3
+
+    It is a ``ValueError`` because that is what ``torch.nn`` raises for the same mistakes, so code that catches
+    those keeps working.
+    """
+
+    def __init__(self, problem: str, *, where: str = "", do: str = "") -> None:
+        self.problem, self.where, self.do = problem, where, do
+        sentence = f"{where}: {problem}" if where else problem
+        super().__init__(f"{sentence}; {do}" if do else sentence)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by parts, so that an error raised in a worker process arrives whole."""
+        return (_rebuild, (type(self), self.problem, self.where, self.do))
+
+
+def _rebuild(cls: type[BatchNormError], problem: str, where: str, do: str) -> BatchNormError:
+    return cls(problem, where=where, do=do)
+
+
+class NonFiniteBatch(BatchNormError, FloatingPointError):
+    """A batch whose moments are NaN or infinite; it never reaches the running statistics."""
+
+
+class BatchNormWarning(UserWarning):
+    """Something was handled, and the user should know."""
