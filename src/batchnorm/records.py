@@ -1,0 +1,142 @@
+"""Frozen records that carry every result from the code that measured it to the code that draws it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from batchnorm.errors import BatchNormError
+from batchnorm.files import write_atomically
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measured quantity: what, in which setting, the samples, their unit.
+
+    >>> Measurement("time", {"shape": "32x64", "contender": "torch"}, (1.0, 3.0, 2.0), "ms").median
+    2.0
+    """
+
+    quantity: str
+    setting: Mapping[str, Any]
+    samples: tuple[float, ...]
+    unit: str = ""
+
+    @property
+    def median(self) -> float:
+        """The middle sample (NaN of none).
+
+        >>> Measurement("steps", {}, (3.0, 1.0, 2.0, 9.0)).median
+        2.5
+        """
+        return self.quantile(0.5)
+
+    def quantile(self, q: float) -> float:
+        """The sample at rank ``q`` of 0..1, interpolated between neighbours.
+
+        >>> Measurement("steps", {}, (0.0, 10.0)).quantile(0.25)
+        2.5
+        """
+        if not self.samples:
+            return float("nan")
+        ordered = sorted(self.samples)
+        place = q * (len(ordered) - 1)
+        low = int(place)
+        high = min(low + 1, len(ordered) - 1)
+        if ordered[low] == ordered[high]:
+            return ordered[low]
+        return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """Everything one command measured, with the machine it ran on.
+
+    >>> RecordFile.from_json(RecordFile("bench", {"threads": 2}, ()).to_json()).command
+    'bench'
+    """
+
+    command: str
+    configuration: Mapping[str, Any]
+    measurements: tuple[Measurement, ...]
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=lambda: machine())
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """Serialise; numbers that JSON lacks (NaN, infinity) become null.
+
+        >>> '"command": "race"' in RecordFile("race", {}, ()).to_json()
+        True
+        """
+        return json.dumps(_plain(asdict(self)), indent=1, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> RecordFile:
+        """Read what ``to_json`` wrote.
+
+        >>> RecordFile.from_json('{"command": "race", "configuration": {}, "measurements": [], "format": 1}').command
+        'race'
+        """
+        try:
+            fields = json.loads(text)
+            if fields["format"] != FORMAT:
+                raise BatchNormError(f"these records have format {fields['format']}, this version reads {FORMAT}")
+            fields["measurements"] = tuple(
+                Measurement(**{**m, "samples": tuple(float("nan") if s is None else s for s in m["samples"])})
+                for m in fields["measurements"]
+            )
+            return cls(**fields)
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise BatchNormError(f"this is not a batchnorm record file ({error})") from error
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the records atomically and return the path.
+
+        >>> RecordFile("race", {}, ()).write("race.json")  # doctest: +SKIP
+        PosixPath('race.json')
+        """
+        return write_atomically(path, self.to_json() + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """Say on what the figures were measured.
+
+    >>> sorted(machine())[:2]
+    ['cores', 'processor']
+    """
+    return {
+        "processor": _processor_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def _processor_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _plain(value: Any) -> Any:
+    """Turn tuples into lists and non-finite floats into null, all the way down."""
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        return [_plain(item) for item in value]
+    return value
