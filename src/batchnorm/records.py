@@ -50,7 +50,7 @@ class Measurement:
         place = q * (len(ordered) - 1)
         low = int(place)
         high = min(low + 1, len(ordered) - 1)
-        if ordered[low] == ordered[high]:
+        if place == low or ordered[low] == ordered[high]:  # also where the next one is infinite
             return ordered[low]
         return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 

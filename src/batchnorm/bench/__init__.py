@@ -1,0 +1,1 @@
+"""``batchnorm bench``: the layers beside torch, torch.compile and the floor, alternating in one process."""

@@ -1,0 +1,165 @@
+"""The terminal's view of a run: records in, text and tables out. Nothing here measures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from batchnorm.bench.summary import FLOOR, TORCH, Cell, Row, group_cells
+from batchnorm.records import Measurement, RecordFile
+
+
+def heading(record: RecordFile, cells: int) -> str:
+    """Where and how the figures are measured; printed before the first of them.
+
+    >>> configuration = {"dtype": "float32", "rounds": 9, "threads": 2, "torch": "2.13.0", "path": "native kernel"}
+    >>> heading(RecordFile("bench", configuration, (), machine={"processor": "A CPU", "cores": 2}), 4).splitlines()[0]
+    'batchnorm bench: 4 cells, float32, 9 rounds of alternating contenders, 2 threads'
+    """
+    asked, machine = record.configuration, record.machine
+    parameters = "" if asked["dtype"] == "float32" else " activations with float32 parameters, as under autocast"
+    parts = [str(machine.get("processor", "")), _count(machine.get("cores"), "core"), str(machine.get("system", ""))]
+    lines = [
+        f"batchnorm bench: {_count(cells, 'cell')}, {asked['dtype']}{parameters}, "
+        f"{asked['rounds']} rounds of alternating contenders, {_count(asked['threads'], 'thread')}",
+        f"machine: {', '.join(part for part in parts if part)}; Python {machine.get('python')}, torch {asked['torch']}",
+        f"batchnorm runs on: {asked['path']}",
+    ]
+    if asked.get("memory"):
+        lines.append(f"freed memory: {asked['memory']}")
+    return "\n".join(lines + [f"left out: {reason}" for reason in asked.get("left_out", ())])
+
+
+def cell_tables(measurements: Iterable[Measurement]) -> Iterator[Table]:
+    """One table for each operation and pass: a row per shape and layout, a column per contender.
+
+    >>> list(cell_tables([]))
+    []
+    """
+    groups: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in group_cells(measurements):
+        key = (cell.setting["operation"], cell.setting["pass"], cell.setting["memory"])
+        groups.setdefault(key, []).append(cell)
+    for (operation, pass_name, memory), cells in groups.items():
+        title = f"{operation} {pass_name}" + (", freed memory kept" if memory == "kept" else "")
+        yield _cell_table(f"{title} (ms)", cells)
+
+
+def _cell_table(title: str, cells: Sequence[Cell]) -> Table:
+    contenders = list(dict.fromkeys(name for cell in cells for name in cell.times))
+    contenders.sort(key=lambda name: name == FLOOR)
+    table = _table(title)
+    for column in ("shape", "layout"):
+        table.add_column(column, no_wrap=True)
+    for column in (*contenders, f"vs {TORCH}", f"of {FLOOR}"):
+        table.add_column(column, justify="right", no_wrap=column in contenders)
+    for cell in cells:
+        times = [_time(cell.times.get(name)) for name in contenders]
+        speed = cell.speed(TORCH)
+        table.add_row(
+            cell.setting["shape"],
+            cell.setting["layout"],
+            *times,
+            Text(_factor(speed), style="red" if speed < 1 else ""),
+            _factor(cell.of_floor()),
+        )
+    return table
+
+
+def summary_table(rows: Iterable[Row]) -> Table:
+    """The summary with its targets.
+
+    >>> summary_table([Row("bn train against torch", 2.0, 10, target=1.8)]).row_count
+    1
+    """
+    table = _table("summary")
+    table.add_column("what")
+    table.add_column("cells", justify="right", no_wrap=True)
+    table.add_column("result", justify="right", no_wrap=True)
+    table.add_column("target", no_wrap=True)
+    table.add_column("reached", no_wrap=True)
+    table.add_column("detail")
+    for row in rows:
+        reached = {True: Text("yes", "green"), False: Text("no", "red"), None: Text("")}[row.reached]
+        table.add_row(row.what, str(row.cells), _value(row.value, row.unit), _target(row), reached, row.detail)
+    return table
+
+
+def explanation() -> str:
+    """How to read the tables.
+
+    >>> explanation().splitlines()[0]
+    'Times are medians; in brackets half the distance between the quartiles, in percent.'
+    """
+    return (
+        "Times are medians; in brackets half the distance between the quartiles, in percent.\n"
+        "Against (vs) another: how many times as long the other takes as batchnorm; more is better.\n"
+        "Multiple of the floor: how many times as long batchnorm takes as copying the tensor must; less is better.\n"
+        "The floor is 1 copy forward and 1.5 backward; with a residual 1.5 and 2.\n"
+        "A ratio is the median of the ratios within each round; a mean is geometric, over shapes and layouts."
+    )
+
+
+def note_lines(notes: Iterable[str]) -> list[str]:
+    """The notes of a run, one for each contender and kind of trouble, with how many more there were.
+
+    >>> note_lines(["flax failed on a: x", "flax failed on b: x", "torch failed on c: y"])
+    ['note: flax failed on a: x (and 1 more such cell)', 'note: torch failed on c: y']
+    """
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for note in notes:
+        groups.setdefault(tuple(note.split()[:2]), []).append(note)
+    return [
+        f"note: {first}" + (f" (and {_count(len(more), 'more such cell')})" if more else "")
+        for first, *more in groups.values()
+    ]
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False
+    )
+
+
+def _time(measurement: Measurement | None) -> str:
+    if measurement is None:
+        return ""
+    middle = measurement.median
+    spread = 50 * (measurement.quantile(0.75) - measurement.quantile(0.25)) / middle if middle > 0 else 0.0
+    return f"{_three_digits(1e3 * middle)} ({spread:.0f}%)"
+
+
+def _three_digits(value: float) -> str:
+    """Three significant digits without an exponent: 0.0123, 1.23, 123."""
+    if value <= 0:
+        return "0"
+    decimals = 2
+    while decimals < 6 and value < 10 ** (2 - decimals):
+        decimals += 1
+    while decimals > 0 and value >= 10 ** (3 - decimals):
+        decimals -= 1
+    return f"{value:.{decimals}f}"
+
+
+def _factor(value: float) -> str:
+    return f"{value:.2f}x" if value == value else ""
+
+
+def _value(value: float, unit: str) -> str:
+    return f"{value:.2f}{unit}" if unit else f"{value:g}"
+
+
+def _target(row: Row) -> str:
+    if row.target is None:
+        return ""
+    sign = "<=" if row.at_most else ">="
+    goal = f" (goal {row.goal:g}{row.unit})" if row.goal is not None else ""
+    return f"{sign} {row.target:g}{row.unit}{goal}"
+
+
+def _count(number: Any, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,0 +1,427 @@
+"""``batch_norm`` as a function: autograd over a kernel, and the one place that chooses native or torch."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+
+from batchnorm import kernels
+from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
+from batchnorm.kernels import fallback, native
+from batchnorm.kernels.native import ACTIVATIONS, AUX_NONE, AUX_OUTPUT, AUX_RESIDUAL
+
+__all__ = ["batch_norm"]
+
+NONFINITE = ("reject", "raise")
+_CODES = {torch.float32: 0, torch.bfloat16: 1}
+_PLAIN = (Tensor, torch.nn.Parameter)
+_LANES = 16  # the widest vector; a tensor smaller than that is not worth a kernel
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    negative_slope: float = 0.01,
+    nonfinite: str = "reject",
+) -> Tensor:
+    """Normalise each channel of ``x``, then add ``residual`` and apply ``activation``, in one pass.
+
+    >>> x = torch.randn(8, 3, 5, 5)
+    >>> y = batch_norm(x, None, None, training=True, activation="relu")
+    >>> torch.allclose(y, torch.relu(torch.nn.functional.batch_norm(x, None, None, training=True)), atol=1e-6)
+    True
+
+    The first eight arguments are ``torch.nn.functional.batch_norm``'s. With ``training`` the statistics are the
+    batch's, and the running ones, if given, are updated; without, the running ones normalise. ``activation`` is one
+    of relu, relu6, leaky_relu (with ``negative_slope``), silu, none. A batch whose moments are not finite never
+    reaches the running statistics: ``nonfinite="reject"`` leaves them as they were and warns, ``"raise"`` raises
+    `NonFiniteBatch` (in a compiled graph both only leave them).
+    """
+    y, finite = normalize(
+        x, running_mean, running_var, weight, bias, training, momentum, eps, activation, residual, negative_slope
+    )
+    if finite is not None and not torch.compiler.is_compiling():
+        report_nonfinite(finite, nonfinite)
+    return y
+
+
+def normalize(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    activation: str | None,
+    residual: Tensor | None,
+    negative_slope: float,
+) -> tuple[Tensor, Tensor | int | None]:
+    """Do what `batch_norm` does, and return the output together with what became of the running statistics.
+
+    >>> mean, var = torch.zeros(2), torch.ones(2)
+    >>> y, finite = normalize(torch.full((4, 2), float("nan")), mean, var, None, None, True, 0.1, 1e-5, None, None, 0)
+    >>> bool(finite), mean
+    (False, tensor([0., 0.]))
+
+    The second value is None if nothing was to be updated; else it is true where the update took place (a tensor on
+    torch's path, so that a device need not be waited for).
+    """
+    name = activation or "none"
+    check(x, running_mean, running_var, weight, bias, training, name, residual)
+    kernel = kernels.kernel()
+    if kernel is None or not _serves(x, running_mean, running_var, weight, bias, residual, negative_slope):
+        return fallback.batch_norm(
+            x, running_mean, running_var, weight, bias, training, momentum, eps, name, residual, negative_slope
+        )
+    x, like = _dense(x)
+    if residual is not None and residual.stride() != x.stride():
+        residual = torch.empty_like(x).copy_(residual)
+    setting = (kernel.run, like, training, momentum, eps, ACTIVATIONS[name], negative_slope, name)
+    if torch.is_grad_enabled() and (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+        or (residual is not None and residual.requires_grad)
+    ):
+        status: list[int] = []
+        y = _Native.apply(x, weight, bias, residual, running_mean, running_var, setting, status)
+        code = status[0]
+    else:
+        y, _, code = _forward(x, weight, bias, residual, running_mean, running_var, setting)
+    if not training or running_mean is None:
+        return y, None
+    return y, code == 0
+
+
+def report_nonfinite(finite: Tensor | int | bool, policy: str, where: str = "") -> None:
+    """Raise or warn if a batch was refused.
+
+    >>> report_nonfinite(True, "raise")
+    """
+    if isinstance(finite, Tensor):
+        # Looking at a value on another device waits for it; there, only "raise" is worth that.
+        if finite.device.type == "meta" or (finite.device.type != "cpu" and policy != "raise"):
+            return
+        if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0:
+            return
+    if bool(finite):
+        return
+    problem = "the batch has NaN or infinite values (or overflows float32): its statistics were not used"
+    do = "look at the layer's input, or lower the learning rate"
+    if policy == "raise":
+        raise NonFiniteBatch(problem, where=where, do=do)
+    warnings.warn(f"{where + ': ' if where else ''}{problem}; {do}", BatchNormWarning, stacklevel=4)
+
+
+def check(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    activation: str,
+    residual: Tensor | None,
+    where: str = "batch_norm",
+) -> None:
+    """Refuse a call that cannot be right, in one sentence.
+
+    >>> check(torch.zeros(1, 3), None, None, None, None, True, "none", None)
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: batch_norm: Expected more than 1 value per channel when training, got input \
+size [1, 3]: one value is its own mean, so the output would be the bias whatever the input; drop the last short batch \
+(drop_last=True), use larger batches, or normalise with running statistics (eval(), or statistics="running")
+    """
+    if x.dim() < 2:
+        raise BatchNormError(
+            f"expected an input of at least 2 dimensions (batch, channels, ...), got shape {list(x.shape)}",
+            where=where,
+            do="add the batch dimension with x.unsqueeze(0), or the channel dimension with x.unsqueeze(1)",
+        )
+    channels = x.shape[1]
+    for name, tensor in (
+        ("running_mean", running_mean),
+        ("running_var", running_var),
+        ("weight", weight),
+        ("bias", bias),
+    ):
+        if tensor is None:
+            continue
+        if tensor.shape != (channels,):
+            raise BatchNormError(
+                f"the input of shape {list(x.shape)} has {channels} channels (dimension 1), but {name} has "
+                f"shape {list(tensor.shape)}",
+                where=where,
+                do=f"use a layer of num_features={channels}, or permute the input so that channels are dimension 1",
+            )
+        if tensor.device != x.device:
+            raise BatchNormError(
+                f"the input is on {x.device}, but {name} is on {tensor.device}",
+                where=where,
+                do=f"move one of them, e.g. with layer.to({str(x.device)!r})",
+            )
+    if not x.dtype.is_floating_point:
+        raise BatchNormError(
+            f"expected a floating-point input, got {x.dtype}", where=where, do="convert it with x.float()"
+        )
+    if training:
+        if x.numel() == channels:
+            raise BatchNormError(
+                f"Expected more than 1 value per channel when training, got input size {list(x.shape)}: one value "
+                "is its own mean, so the output would be the bias whatever the input",
+                where=where,
+                do="drop the last short batch (drop_last=True), use larger batches, or normalise with running "
+                'statistics (eval(), or statistics="running")',
+            )
+    elif running_mean is None or running_var is None:
+        raise BatchNormError(
+            "there are no running statistics to normalise with outside training",
+            where=where,
+            do='pass running_mean and running_var, or use the batch\'s own (training=True, statistics="batch")',
+        )
+    if activation not in ACTIVATIONS:
+        raise BatchNormError(
+            f"unknown activation {activation!r}", where=where, do=f"use one of {', '.join(ACTIVATIONS)}"
+        )
+    if residual is not None and residual.shape != x.shape:
+        raise BatchNormError(
+            f"the residual has shape {list(residual.shape)}, the input {list(x.shape)}",
+            where=where,
+            do="make them equal; a residual is not broadcast",
+        )
+
+
+def _serves(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    negative_slope: float,
+) -> bool:
+    """Whether the native kernel may take this call: plain CPU tensors of a dtype it knows, and nobody tracing."""
+    if torch.compiler.is_compiling() or type(x) not in _PLAIN or not x.is_cpu or x.dtype not in _CODES:
+        return False
+    for tensor in (running_mean, running_var, weight, bias):
+        if tensor is not None and (tensor.dtype not in _CODES or type(tensor) not in _PLAIN):
+            return False
+    if residual is not None and (residual.dtype != x.dtype or type(residual) not in _PLAIN or not residual.is_cpu):
+        return False
+    return (
+        x.numel() >= _LANES
+        and x.shape[1] * 2 <= x.numel()  # an empty or single-row batch is torch's business
+        and negative_slope >= 0  # else the output's sign does not tell the input's
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and forward_ad._current_level < 0
+        and torch._C._get_tracing_state() is None
+    )
+
+
+def _dense(x: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+    """Return the tensor in a layout the kernel reads, and that layout as (batch, channels, positions)."""
+    shape = x.shape
+    batch, channels = shape[0], shape[1]
+    if x.is_contiguous():
+        return x, (batch, channels, x.numel() // (batch * channels))
+    dims = x.dim()
+    last = x.movedim(1, -1) if dims > 2 else x
+    if dims > 2 and last.is_contiguous() and channels >= _LANES:
+        return x, (x.numel() // channels, channels, 1)
+    x = x.contiguous()
+    return x, (batch, channels, x.numel() // (batch * channels))
+
+
+def _forward(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    setting: tuple[Any, ...],
+) -> tuple[Tensor, Tensor, int]:
+    run, like, training, momentum, eps, activation, slope, _ = setting
+    y = torch.empty_like(x)
+    saved = x.new_empty((native.SAVED_ROWS, like[1]), dtype=torch.float32)
+    weight32, bias32 = _float32(weight), _float32(bias)
+    mean32, var32 = _float32(running_mean), _float32(running_var)
+    code = run(
+        native.pack_arguments(
+            native.TRAIN if training else native.EVAL,
+            _CODES[x.dtype],
+            activation,
+            AUX_NONE if residual is None else AUX_RESIDUAL,
+            torch.get_num_threads(),
+            *like,
+            x.data_ptr(),
+            0 if residual is None else residual.data_ptr(),
+            0,
+            y.data_ptr(),
+            0,
+            0 if weight32 is None else weight32.data_ptr(),
+            0 if bias32 is None else bias32.data_ptr(),
+            0 if mean32 is None else mean32.data_ptr(),
+            0 if var32 is None else var32.data_ptr(),
+            saved.data_ptr(),
+            0,
+            0,
+            eps,
+            momentum,
+            slope,
+        )
+    )
+    if code < 0:
+        raise BatchNormError(f"the kernel refused an input of shape {list(x.shape)} (code {code})")
+    if training and code == 0:
+        for buffer, copy in ((running_mean, mean32), (running_var, var32)):
+            if buffer is not None and copy is not None:
+                if copy is not buffer:
+                    buffer.copy_(copy)
+                else:
+                    increment_version(buffer)
+    return y, saved, code
+
+
+class _Native(torch.autograd.Function):
+    """The kernel's two directions. A second derivative is taken of `fallback.composite`."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        setting: tuple[Any, ...],
+        status: list[int],
+    ) -> Tensor:
+        y, saved, code = _forward(x, weight, bias, residual, running_mean, running_var, setting)
+        status.append(code)
+        # With a residual, the activation's slope is told by the output (or, for silu, by the residual); without
+        # one, by x, which is needed anyway.
+        name = setting[-1]
+        if residual is None or name == "none":
+            ctx.aux, auxiliary = AUX_NONE, None
+        elif name == "silu":
+            ctx.aux, auxiliary = AUX_RESIDUAL, residual
+        else:
+            ctx.aux, auxiliary = AUX_OUTPUT, y
+        ctx.setting = setting
+        ctx.save_for_backward(x, weight, bias, saved, auxiliary)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        if torch.is_grad_enabled():
+            return _differentiable_backward(ctx, dy)
+        x, weight, bias, saved, auxiliary = ctx.saved_tensors
+        run, like, training, _, eps, activation, slope, name = ctx.setting
+        needs = ctx.needs_input_grad
+        if dy.stride() != x.stride():
+            dy = torch.empty_like(x).copy_(dy)
+        dx = torch.empty_like(x)
+        sums = torch.empty((2, like[1]), dtype=torch.float32)
+        start = sums.data_ptr()
+        masked = needs[3] and name != "none"
+        dresidual = torch.empty_like(x) if masked else None
+        weight_wanted, bias_wanted = weight is not None and needs[1], bias is not None and needs[2]
+        run(
+            native.pack_arguments(
+                native.BACKWARD_TRAIN if training else native.BACKWARD_EVAL,
+                _CODES[x.dtype],
+                activation,
+                ctx.aux,
+                torch.get_num_threads(),
+                *like,
+                x.data_ptr(),
+                0 if auxiliary is None else auxiliary.data_ptr(),
+                dy.data_ptr(),
+                dx.data_ptr(),
+                0 if dresidual is None else dresidual.data_ptr(),
+                0,
+                0,
+                0,
+                0,
+                saved.data_ptr(),
+                start if weight_wanted else 0,
+                start + 4 * like[1] if bias_wanted else 0,
+                eps,
+                0.0,
+                slope,
+            )
+        )
+        return (
+            dx if needs[0] else None,
+            sums[0].to(weight.dtype) if weight_wanted else None,
+            sums[1].to(bias.dtype) if bias_wanted else None,
+            (dresidual if masked else dy) if needs[3] else None,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    """Return gradients that have gradients: differentiate the definition, written out in elementary operations."""
+    x, weight, bias, saved, auxiliary = ctx.saved_tensors
+    _, _, training, _, eps, _, slope, name = ctx.setting
+    needs = ctx.needs_input_grad
+    mean = var = None
+    if not training:
+        mean = saved[0] + saved[1]
+        var = saved[4].double().pow(-2).sub(eps).to(saved.dtype)
+    if ctx.aux == AUX_OUTPUT:
+        # The slope of a piecewise linear activation is a constant; the output tells which piece.
+        inner, residual = "none", None
+        dz = dy * _slope(auxiliary, name, slope)
+    else:
+        inner, residual, dz = name, auxiliary, dy
+    inputs = [t for t, wanted in ((x, needs[0]), (weight, needs[1]), (bias, needs[2])) if wanted]
+    if residual is not None and needs[3]:
+        inputs.append(residual)
+    grads: list[Any] = []
+    if inputs:
+        y = fallback.composite(x, mean, var, weight, bias, eps, inner, residual, slope)
+        grads = list(torch.autograd.grad(y, inputs, dz, create_graph=True, allow_unused=True))
+    dx = grads.pop(0) if needs[0] else None
+    dweight = grads.pop(0) if needs[1] else None
+    dbias = grads.pop(0) if needs[2] else None
+    dresidual = None
+    if needs[3]:
+        dresidual = grads.pop(0) if residual is not None else dz
+    return dx, dweight, dbias, dresidual, None, None, None, None
+
+
+def _slope(y: Tensor, activation: str, negative_slope: float) -> Tensor:
+    if activation == "relu6":
+        return ((y > 0) & (y < 6)).to(y.dtype)
+    low = negative_slope if activation == "leaky_relu" else 0.0
+    return torch.where(y > 0, 1.0, low).to(y.dtype)
+
+
+def _float32(tensor: Tensor | None) -> Tensor | None:
+    """Return the tensor as the kernel reads it; bfloat16 parameters and odd strides cost a small copy."""
+    if tensor is None or (tensor.dtype == torch.float32 and tensor.is_contiguous()):
+        return tensor
+    return tensor.detach().to(torch.float32).contiguous()

@@ -1,0 +1,26 @@
+"""The fast path: ``bn.c`` behind ``native.py``. ``fallback.py`` has the same operations in torch's operators."""
+
+from __future__ import annotations
+
+from batchnorm.kernels.native import Kernel, load
+
+_kernel, _reason = load()
+
+
+def kernel() -> Kernel | None:
+    """Return the native kernel in use, or None.
+
+    >>> import batchnorm.kernels
+    >>> batchnorm.kernels.kernel() is None or batchnorm.kernels.kernel().isa
+    'avx2'
+    """
+    return _kernel
+
+
+def describe() -> str:
+    """Say in one sentence which path is in use, and why.
+
+    >>> print(describe())  # doctest: +SKIP
+    native kernel (avx2), on torch's own threads
+    """
+    return _reason

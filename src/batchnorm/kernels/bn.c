@@ -1,0 +1,299 @@
+/* Batch Normalization on a CPU, in plain C. See bn.h for the interface and bn_simd.h for the arithmetic.
+ *
+ * This file holds what does not depend on the vector width: the choice of instruction set, the threads, the
+ * conversion of sums into moments and coefficients, and the running statistics. */
+#include "bn.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__unix__) || defined(__APPLE__)
+#include <unistd.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ---- threads ------------------------------------------------------------------------------------------------ */
+
+typedef void (*task_fn)(void *context, int64_t task);
+typedef void (*gomp_parallel_fn)(void (*)(void *), void *, unsigned, unsigned);
+
+static gomp_parallel_fn gomp_parallel;
+
+typedef struct {
+    task_fn run;
+    void *context;
+    int64_t tasks;
+    _Atomic int64_t next;
+} job;
+
+/* Tasks are drawn from a counter: a thread that the system holds up does not hold up the others. Which thread runs
+ * a task never changes a result. */
+static void work(void *data) {
+    job *j = data;
+    for (int64_t t; (t = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed)) < j->tasks;) j->run(j->context, t);
+}
+
+static void parallel(int64_t threads, int64_t tasks, task_fn run, void *context) {
+    if (threads > tasks) threads = tasks;
+    job j = {run, context, tasks, 0};
+    if (threads <= 1 || !gomp_parallel) work(&j);
+    else gomp_parallel(work, &j, (unsigned)threads, 0);
+}
+
+void bn_use_openmp(void *function) { memcpy(&gomp_parallel, &function, sizeof function); }
+
+/* ---- moments and coefficients ------------------------------------------------------------------------------- */
+
+/* What one call carries through its phases. A "column" is a place whose elements all belong to one channel: with
+ * the channel last it is the channel; with few positions per channel it is one position of it (see bn_simd.h). */
+typedef struct {
+    const bn_args *a;
+    double count;         /* values per channel */
+    double *mean, *var;   /* per channel, biased variance */
+    float *grad_x, *grad_1; /* backward: dx = scale*g + grad_x*(x - mean) + grad_1, per channel */
+    float *shift;         /* per channel: a guess of the mean, which the sums are taken around */
+    int64_t rows, columns, group;      /* the matrix view: columns = channels * group */
+    float *wide[5];       /* group > 1: coefficients repeated for every column */
+    double *partial;      /* sums of every chunk: [chunk][2][columns] */
+    int64_t chunks, chunk_rows, tile;
+    _Atomic int64_t poor; /* channels whose shift turned out too far from the mean */
+} call;
+
+/* An element's address, whatever the layout and the type. */
+INLINE double element(const bn_args *a, int64_t n, int64_t c, int64_t s) {
+    int64_t i = (n * a->channels + c) * a->positions + s;
+    if (a->dtype == BN_FLOAT32) return ((const float *)a->x)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)a->x)[i] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* The last resort for numbers whose squares float32 cannot hold: two plain sweeps in double. */
+static void exact_moments(call *k, int64_t c) {
+    const bn_args *a = k->a;
+    double sum = 0, squares = 0, rest = 0;
+    for (int64_t n = 0; n < a->batch; n++)
+        for (int64_t s = 0; s < a->positions; s++) sum += element(a, n, c, s);
+    double mean = sum / k->count;
+    for (int64_t n = 0; n < a->batch; n++)
+        for (int64_t s = 0; s < a->positions; s++) {
+            double d = element(a, n, c, s) - mean;
+            squares += d * d;
+            rest += d; /* zero but for rounding: correcting by it recovers what the mean lost */
+        }
+    k->mean[c] = mean + rest / k->count;
+    k->var[c] = (squares - rest * rest / k->count) / k->count;
+}
+
+/* Turn the sums of d = x - shift and d*d into moments. Returns 1 if the shift was too far off for the subtraction
+ * below to be trusted: with |mean - shift| <= 2 sigma at most 5/1 of the squares cancel. */
+static int finish_moments(call *k, int64_t c, double sum, double squares, int final) {
+    double d = sum / k->count, power = squares / k->count;
+    double var = power - d * d;
+    k->mean[c] = (double)k->shift[c] + d;
+    k->var[c] = var > 0 ? var : 0;
+    if (sum == 0 && squares == 0) return 0; /* a constant channel, met exactly */
+    if (var >= 1e-30 && var <= 1e30) {       /* NaN fails both */
+        if (d * d <= 4 * var) return 0;
+        if (!final) return 1;
+    } else if (!final && isfinite(power) && power > 1e-30) {
+        return 1;
+    }
+    exact_moments(k, c);
+    return 0;
+}
+
+/* From moments to the coefficients of y = (x - mean) * scale + offset. The mean is kept as a float plus the part
+ * that the float lost, and the lost part goes into the offset: x - mean is then exact near the mean, however large
+ * the mean is, at no cost per element. */
+static void set_coefficients(const bn_args *a, int64_t c, double mean, double var) {
+    float *saved = a->saved;
+    const int64_t C = a->channels;
+    double invstd = 1.0 / sqrt(var + a->eps);
+    double scale = invstd * (a->weight ? (double)a->weight[c] : 1.0);
+    float high = (float)mean;
+    double low = isfinite(high) ? mean - (double)high : 0.0;
+    saved[BN_MEAN * C + c] = high;
+    saved[BN_MEAN_LOW * C + c] = (float)low;
+    saved[BN_SCALE * C + c] = (float)scale;
+    saved[BN_OFFSET * C + c] = (float)((a->bias ? (double)a->bias[c] : 0.0) - low * scale);
+    saved[BN_INVSTD * C + c] = (float)invstd;
+}
+
+/* Backward, from the sums of g and g*(x - mean): gradients of gamma and beta, and the three coefficients of dx. */
+static void finish_gradients(call *k, int64_t c, double sum, double product) {
+    const bn_args *a = k->a;
+    const float *saved = a->saved;
+    const int64_t C = a->channels;
+    double low = saved[BN_MEAN_LOW * C + c], invstd = saved[BN_INVSTD * C + c], scale = saved[BN_SCALE * C + c];
+    double centred = product - low * sum;
+    if (a->grad_weight) a->grad_weight[c] = (float)(centred * invstd);
+    if (a->grad_bias) a->grad_bias[c] = (float)sum;
+    if (a->operation == BN_BACKWARD_EVAL) {
+        k->grad_x[c] = k->grad_1[c] = 0;
+        return;
+    }
+    double slope = -scale * invstd * (invstd * (centred / k->count));
+    k->grad_x[c] = (float)slope;
+    k->grad_1[c] = (float)(-scale * (sum / k->count) - slope * low);
+}
+
+/* The running averages, all or none: a batch with one bad channel leaves every buffer as it was. */
+static int64_t update_running(call *k) {
+    const bn_args *a = k->a;
+    const double bessel = k->count > 1 ? k->count / (k->count - 1) : 1.0, keep = 1.0 - a->momentum;
+    for (int64_t c = 0; c < a->channels; c++)
+        if (!isfinite((float)k->mean[c]) || !isfinite((float)(k->var[c] * bessel))) return c + 1;
+    for (int64_t c = 0; a->running_mean && c < a->channels; c++)
+        a->running_mean[c] = (float)(a->momentum * k->mean[c] + keep * (double)a->running_mean[c]);
+    for (int64_t c = 0; a->running_var && c < a->channels; c++)
+        a->running_var[c] = (float)(a->momentum * (k->var[c] * bessel) + keep * (double)a->running_var[c]);
+    return 0;
+}
+
+/* ---- one body, three instruction sets ----------------------------------------------------------------------- */
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#define NAME(n) JOIN(n, BN_SUFFIX)
+
+#define BN_SUFFIX _baseline
+#define BN_LANES 4
+#define BN_ISA 1
+#include "bn_simd.h"
+#undef BN_SUFFIX
+#undef BN_LANES
+#undef BN_ISA
+
+#if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
+#define BN_X86 1
+#include <immintrin.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+#define BN_SUFFIX _avx2
+#define BN_LANES 8
+#define BN_ISA 2
+#include "bn_simd.h"
+#undef BN_SUFFIX
+#undef BN_LANES
+#undef BN_ISA
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+/* BN_EMULATE_AVX512 builds the 16-lane body for AVX2, so that its logic can be tested on a CPU without AVX-512. */
+#if defined(__clang__)
+#if defined(BN_EMULATE_AVX512)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma"))), apply_to = function)
+#endif
+#else
+#pragma GCC push_options
+#if defined(BN_EMULATE_AVX512)
+#pragma GCC target("avx2,fma")
+#else
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
+#endif
+#endif
+#define BN_SUFFIX _avx512
+#define BN_LANES 16
+#if defined(BN_EMULATE_AVX512)
+#define BN_ISA 1
+#else
+#define BN_ISA 3
+#endif
+#include "bn_simd.h"
+#undef BN_SUFFIX
+#undef BN_LANES
+#undef BN_ISA
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+typedef struct {
+    const char *name;
+    int64_t (*run)(call *);
+    int64_t lanes;
+} isa;
+
+static const isa isas[] = {
+    {"baseline", run_baseline, 4},
+#if defined(BN_X86)
+    {"avx2", run_avx2, 8},
+    {"avx512", run_avx512, 16},
+#endif
+};
+static int64_t current = -1;
+
+int64_t bn_abi(void) { return BN_ABI; }
+int64_t bn_isa_count(void) { return (int64_t)(sizeof isas / sizeof *isas); }
+const char *bn_isa_name(int64_t i) { return i >= 0 && i < bn_isa_count() ? isas[i].name : NULL; }
+
+static int supported(int64_t i) {
+#if defined(BN_X86)
+    __builtin_cpu_init();
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (i == 1) return avx2;
+#if defined(BN_EMULATE_AVX512)
+    if (i == 2) return avx2;
+#else
+    if (i == 2)
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#endif
+#endif
+    return i == 0;
+}
+
+int64_t bn_isa_select(int64_t i) {
+    if (i < 0 || i >= bn_isa_count() || !supported(i)) return -1;
+    current = i;
+    return 0;
+}
+
+int64_t bn_isa_current(void) {
+    if (current < 0)
+        for (int64_t i = bn_isa_count() - 1; i >= 0 && bn_isa_select(i) != 0; i--) {
+        }
+    return current;
+}
+
+int64_t bn_run(const bn_args *a) {
+    if (a->batch <= 0 || a->channels <= 0 || a->positions <= 0) return -2;
+    const isa *with = &isas[bn_isa_current()];
+    call k = {.a = a, .count = (double)a->batch * (double)a->positions};
+    /* A row of positions shorter than a vector is not worth a loop of its own: then the batch is a matrix whose
+     * columns are the (channel, position) pairs. */
+    k.group = a->positions < with->lanes ? a->positions : 0;
+    k.rows = a->batch;
+    k.columns = a->channels * (k.group ? k.group : 1);
+    if (k.group && k.columns < with->lanes) return -2;
+
+    const size_t C = (size_t)a->channels;
+    char *memory = malloc(C * (2 * sizeof(double) + 3 * sizeof(float)));
+    if (!memory) return -1;
+    k.mean = (double *)memory;
+    k.var = k.mean + C;
+    k.shift = (float *)(k.var + C);
+    k.grad_x = k.shift + C;
+    k.grad_1 = k.grad_x + C;
+    int64_t status = with->run(&k);
+    if (status == 0 && a->operation == BN_TRAIN) status = update_running(&k);
+    free(memory);
+    return status;
+}

@@ -1,0 +1,53 @@
+/* The C ABI of the kernel: one struct in, one status out. `native.py` packs the same struct. */
+#ifndef BATCHNORM_BN_H
+#define BATCHNORM_BN_H
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define BN_API __declspec(dllexport)
+#else
+#define BN_API __attribute__((visibility("default")))
+#endif
+
+enum { BN_ABI = 1 };
+
+enum bn_operation { BN_TRAIN = 0, BN_EVAL = 1, BN_BACKWARD_TRAIN = 2, BN_BACKWARD_EVAL = 3 };
+enum bn_dtype { BN_FLOAT32 = 0, BN_BFLOAT16 = 1 };
+enum bn_activation { BN_NONE = 0, BN_RELU = 1, BN_RELU6 = 2, BN_LEAKY_RELU = 3, BN_SILU = 4 };
+
+/* What the backward pass reads besides x and dy to find the activation's slope (forward: whether there is a residual). */
+enum bn_aux { BN_AUX_NONE = 0, BN_AUX_OUTPUT = 1, BN_AUX_RESIDUAL = 2 };
+
+/* `saved` holds five rows of C floats, written by the forward pass and read by the backward pass:
+ * the mean as a float and what that float lost, the scale gamma/sigma, the offset beta minus the lost part, 1/sigma. */
+enum bn_saved { BN_MEAN = 0, BN_MEAN_LOW = 1, BN_SCALE = 2, BN_OFFSET = 3, BN_INVSTD = 4, BN_SAVED_ROWS = 5 };
+
+typedef struct {
+    int64_t operation, dtype, activation, aux, threads;
+    int64_t batch, channels, positions; /* x is [batch][channels][positions]; channels_last is positions == 1 */
+    const void *x, *aux_data, *dy;
+    void *out, *out_residual; /* y, or dx and the residual's gradient (may be NULL) */
+    const float *weight, *bias;
+    float *running_mean, *running_var; /* NULL: do not update (training); the statistics to use (eval) */
+    float *saved, *grad_weight, *grad_bias;
+    double eps, momentum, slope;
+} bn_args;
+
+/* 0: done. k > 0: done, but channel k-1 is the first whose moments are not finite, and no running statistic was
+ * touched. -1: out of memory. -2: arguments this build does not serve. */
+BN_API int64_t bn_run(const bn_args *args);
+
+/* Hand over the thread pool that torch uses (GNU's entry points, which LLVM's and Intel's OpenMP export too).
+ * Without it the kernel runs on the calling thread. */
+BN_API void bn_use_openmp(void *gomp_parallel);
+
+BN_API int64_t bn_abi(void);
+
+/* Instruction sets: their number, their names, the one in use. bn_select returns 0, or -1 if the CPU lacks it. */
+BN_API int64_t bn_isa_count(void);
+BN_API const char *bn_isa_name(int64_t index);
+BN_API int64_t bn_isa_current(void);
+BN_API int64_t bn_isa_select(int64_t index);
+
+#endif

@@ -1,0 +1,122 @@
+"""Load the compiled kernel, if there is one, and call it: a struct of numbers and addresses goes in."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ABI = 1
+SAVED_ROWS = 5
+TRAIN, EVAL, BACKWARD_TRAIN, BACKWARD_EVAL = range(4)
+AUX_NONE, AUX_OUTPUT, AUX_RESIDUAL = range(3)
+ACTIVATIONS = {"none": 0, "relu": 1, "relu6": 2, "leaky_relu": 3, "silu": 4}
+
+# The fields of bn_args in bn.h, in order: 20 integers and addresses, then eps, momentum, slope.
+pack_arguments = struct.Struct("20q3d").pack
+
+LIBRARY = Path(__file__).with_name("_bn.so")
+SWITCH = "BATCHNORM_KERNEL"
+SWITCH_ISA = "BATCHNORM_ISA"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A loaded kernel.
+
+    >>> kernel, reason = load()
+    >>> kernel is None or kernel.run.__name__ == "bn_run"
+    True
+    """
+
+    run: Any
+    library: ctypes.CDLL
+    threads: str
+
+    def isas(self) -> list[str]:
+        """The instruction sets this build has code for.
+
+        >>> kernel, reason = load()
+        >>> kernel is None or "baseline" in kernel.isas()
+        True
+        """
+        return [self.library.bn_isa_name(i).decode() for i in range(self.library.bn_isa_count())]
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use.
+
+        >>> kernel, reason = load()
+        >>> kernel is None or kernel.isa in kernel.isas()
+        True
+        """
+        return str(self.library.bn_isa_name(self.library.bn_isa_current()).decode())
+
+    def select(self, isa: str) -> bool:
+        """Switch to another instruction set; False if this CPU or this build lacks it.
+
+        >>> kernel, reason = load()
+        >>> kernel is None or kernel.select(kernel.isa)
+        True
+        """
+        return isa in self.isas() and self.library.bn_isa_select(self.isas().index(isa)) == 0
+
+
+def load(path: Path = LIBRARY) -> tuple[Kernel | None, str]:
+    """Return the kernel, or None, and a sentence that says why.
+
+    >>> kernel, reason = load()
+    >>> print(reason)  # doctest: +SKIP
+    native kernel (avx2), on torch's own threads
+    """
+    wanted = os.environ.get(SWITCH, "auto")
+    if wanted not in ("auto", "native", "torch"):
+        return None, f"torch's operators: {SWITCH} is {wanted!r}, expected 'native' or 'torch'"
+    if wanted == "torch":
+        return None, f"torch's operators, as {SWITCH}=torch asks"
+    if not path.exists():
+        return None, "torch's operators: the kernel was not compiled when batchnorm was installed (no C compiler?)"
+    try:
+        library = ctypes.CDLL(str(path))
+        library.bn_abi.restype = ctypes.c_int64
+        if library.bn_abi() != ABI:
+            return None, f"torch's operators: {path.name} belongs to another version of batchnorm; reinstall it"
+    except (OSError, AttributeError) as error:
+        return None, f"torch's operators: the compiled kernel cannot be loaded ({error})"
+    library.bn_run.argtypes = [ctypes.c_char_p]
+    library.bn_run.restype = ctypes.c_int64
+    library.bn_isa_name.restype = ctypes.c_char_p
+    for name in ("bn_isa_count", "bn_isa_current", "bn_isa_select"):
+        getattr(library, name).restype = ctypes.c_int64
+    for name in ("bn_isa_name", "bn_isa_select"):
+        getattr(library, name).argtypes = [ctypes.c_int64]
+    kernel = Kernel(library.bn_run, library, _share_threads(library))
+    isa = os.environ.get(SWITCH_ISA)
+    note = ""
+    if isa and not kernel.select(isa):
+        note = f"; {SWITCH_ISA}={isa} is not one of {kernel.isas()} or not of this CPU, ignored"
+    return kernel, f"native kernel ({kernel.isa}), {kernel.threads}{note}"
+
+
+def _share_threads(library: ctypes.CDLL) -> str:
+    """Give the kernel the OpenMP that torch itself is linked to, so that there is one pool of threads, not two.
+
+    Looking a symbol up in libtorch_cpu searches what that library depends on, so this finds torch's OpenMP even if
+    the process has loaded another one.
+    """
+    import torch
+
+    library.bn_use_openmp.argtypes = [ctypes.c_void_p]
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        path = Path(torch.__file__).parent / "lib" / name
+        if path.exists():
+            try:
+                entry = ctypes.CDLL(str(path)).GOMP_parallel
+            except (OSError, AttributeError):
+                break
+            library.bn_use_openmp(ctypes.cast(entry, ctypes.c_void_p))
+            return "on torch's own threads"
+    return "on one thread: torch's OpenMP was not found"

@@ -1,0 +1,1 @@
+"""The lab: the papers' claims, run on the user's own machine."""

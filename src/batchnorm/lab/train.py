@@ -1,0 +1,173 @@
+"""The stacked training loop: plain SGD, every member with its own learning rate, weights and order of examples."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from batchnorm.errors import BatchNormError
+from batchnorm.lab.data.digits import Split
+
+VALIDATION_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Member:
+    """One network of a stack: its learning rate, and the seed of its weights and of its order of examples."""
+
+    learning_rate: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one member did: validation accuracy and mean training loss at each evaluated step.
+
+    Both are NaN from the first evaluation after the member diverged.
+    """
+
+    member: Member
+    steps: tuple[int, ...]
+    accuracy: tuple[float, ...]
+    loss: tuple[float, ...]
+    diverged_at: int | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a stack stands, for whoever watches."""
+
+    step: int
+    best_accuracy: float
+
+
+def batches(seed: int, examples: int, size: int) -> Iterator[Tensor]:
+    """Give indices of mini-batches without end, shuffled anew every epoch, incomplete batches left out.
+
+    >>> order = batches(seed=1, examples=10, size=4)
+    >>> [len(next(order)) for _ in range(3)]
+    [4, 4, 4]
+    """
+    # Its own kind of generator: the torch streams that draw the weights start from the same seed.
+    random = np.random.default_rng(seed)
+    while True:
+        order = torch.from_numpy(random.permutation(examples))
+        yield from order.split(size)[: examples // size]
+
+
+def train(
+    network: nn.Module,
+    members: Sequence[Member],
+    data: Split,
+    *,
+    steps: int,
+    batch_size: int = 32,
+    every: int = 25,
+    watch: Callable[[Progress], None] = lambda progress: None,
+) -> list[Curve]:
+    """Train a stack and return a curve for each member.
+
+    >>> curves = train(Inception([0, 1]), [Member(0.1, 0), Member(0.2, 1)], digits.load(), steps=500)  # doctest: +SKIP
+
+    A member whose loss stops being finite is marked as diverged and set to zero; the others do not notice.
+    """
+    if batch_size > len(data.train_labels):
+        raise BatchNormError(
+            f"a batch of {batch_size} examples was asked for but there are {len(data.train_labels)} to train on",
+            do="choose a smaller batch size",
+        )
+    images, labels = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
+    orders = [batches(member.seed, len(labels), batch_size) for member in members]
+    rates = torch.tensor([member.learning_rate for member in members])
+    parameters = list(network.parameters())
+    diverged: list[int | None] = [None] * len(members)
+    rows: list[tuple[int, Tensor, Tensor]] = []
+    total, count, best = torch.zeros(len(members)), 0, 0.0
+
+    for step in range(1, steps + 1):
+        chosen = torch.stack([next(order) for order in orders], dim=1)
+        losses = member_losses(network(images[chosen].flatten(1, 2)), labels[chosen])
+        # Each loss depends on its own member only: the gradient of the sum is every member's own gradient.
+        gradients = torch.autograd.grad(losses.sum(), parameters)
+        descend(parameters, gradients, rates)
+        total, count = total + losses.detach(), count + 1
+        for index in torch.nonzero(~torch.isfinite(losses)).flatten().tolist():
+            if diverged[index] is None:
+                diverged[index] = step
+                rates[index] = 0.0
+        clear(network, [index for index, at in enumerate(diverged) if at == step])
+        if step % every == 0 or step == steps:
+            gone = torch.tensor([at is not None for at in diverged])
+            accuracy = validate(network, data).masked_fill(gone, math.nan)
+            rows.append((step, accuracy, (total / count).masked_fill(gone, math.nan)))
+            total, count = torch.zeros(len(members)), 0
+            best = max(best, accuracy.nan_to_num(0.0).max().item())
+        watch(Progress(step, best))
+    return [
+        Curve(
+            member,
+            tuple(step for step, _, _ in rows),
+            tuple(accuracy[index].item() for _, accuracy, _ in rows),
+            tuple(loss[index].item() for _, _, loss in rows),
+            diverged[index],
+        )
+        for index, member in enumerate(members)
+    ]
+
+
+def member_losses(scores: Tensor, labels: Tensor) -> Tensor:
+    """Give each member's mean cross-entropy from scores (count, members, classes) and labels (count, members).
+
+    >>> member_losses(torch.zeros(4, 2, 10), torch.zeros(4, 2, dtype=torch.int64)).exp().round()
+    tensor([10., 10.])
+    """
+    return F.cross_entropy(scores.transpose(1, 2), labels, reduction="none").mean(0)
+
+
+@torch.no_grad()
+def descend(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rates: Tensor) -> None:
+    """Take one step of SGD in place, every member at its own rate.
+
+    >>> weights = torch.zeros(4)
+    >>> descend([weights], [torch.ones(4)], rates=torch.tensor([1.0, 2.0]))
+    >>> weights
+    tensor([-1., -1., -2., -2.])
+    """
+    members = len(rates)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.view(members, -1).sub_(rates[:, None] * gradient.reshape(members, -1))
+
+
+@torch.no_grad()
+def clear(network: nn.Module, members: Sequence[int]) -> None:
+    """Set a member's parameters and statistics to zero, so that a stack holds finite numbers only.
+
+    >>> clear(network, members=[3])  # doctest: +SKIP
+    """
+    for tensor in (*network.parameters(), *network.buffers()) if members else ():
+        if tensor.dim() > 0:
+            tensor.unflatten(0, (network.members, -1))[list(members)] = 0.0
+
+
+@torch.no_grad()
+def validate(network: nn.Module, data: Split) -> Tensor:
+    """Give each member's validation accuracy with population statistics: the running averages.
+
+    >>> validate(Inception([0, 1]), digits.load()).shape  # doctest: +SKIP
+    torch.Size([2])
+    """
+    network.eval()
+    images, labels = torch.from_numpy(data.validation_images), torch.from_numpy(data.validation_labels)
+    right = torch.zeros(())
+    for chunk, wanted in zip(images.split(VALIDATION_CHUNK), labels.split(VALIDATION_CHUNK), strict=True):
+        scores = network(chunk.repeat(1, network.members, 1, 1))
+        right = right + (scores.argmax(2) == wanted[:, None]).sum(0)
+    network.train()
+    return right / len(labels)
