@@ -38,14 +38,19 @@ def test_json_both_ways():
     record = RecordFile(
         "bench",
         {"threads": 2, "shapes": ["32x64"], "dtype": "float32"},
-        (Measurement("time", {"shape": "32x64", "pass": "train"}, (0.1, 0.25, 1e-9), "s"), Measurement("steps", {}, ())),
+        (
+            Measurement("time", {"shape": "32x64", "pass": "train"}, (0.1, 0.25, 1e-9), "s"),
+            Measurement("steps", {}, ()),
+        ),
         {"rows": [{"what": "speed", "value": 2.5, "target": None, "reached": True}]},
     )
     assert RecordFile.from_json(record.to_json()) == record
 
 
 def test_numbers_that_json_lacks_become_null_and_come_back_as_nan():
-    text = RecordFile("bench", {}, (Measurement("time", {}, (math.nan, math.inf, 1.0)),), {"a": -math.inf}).to_json()
+    text = RecordFile(
+        "bench", {}, (Measurement("time", {}, (math.nan, math.inf, 1.0)),), {"a": -math.inf}
+    ).to_json()
     assert json.loads(text)["measurements"][0]["samples"] == [None, None, 1.0]
     back = RecordFile.from_json(text)
     assert math.isnan(back.measurements[0].samples[0])

@@ -55,7 +55,7 @@ def batch_norm(
         x, running_mean, running_var, weight, bias, training, momentum, eps, activation, residual, negative_slope
     )
     if finite is not None and not torch.compiler.is_compiling():
-        report_nonfinite(finite, nonfinite)
+        report_nonfinite(finite, nonfinite, "batch_norm")
     return y
 
 
@@ -71,7 +71,8 @@ def normalize(
     activation: str | None,
     residual: Tensor | None,
     negative_slope: float,
-) -> tuple[Tensor, Tensor | int | None]:
+    where: str = "batch_norm",
+) -> tuple[Tensor, Tensor | bool | None]:
     """Do what `batch_norm` does, and return the output together with what became of the running statistics.
 
     >>> mean, var = torch.zeros(2), torch.ones(2)
@@ -83,7 +84,7 @@ def normalize(
     torch's path, so that a device need not be waited for).
     """
     name = activation or "none"
-    check(x, running_mean, running_var, weight, bias, training, name, residual)
+    check(x, running_mean, running_var, weight, bias, training, name, residual, where)
     kernel = kernels.kernel()
     if kernel is None or not _serves(x, running_mean, running_var, weight, bias, residual, negative_slope):
         return fallback.batch_norm(
@@ -92,7 +93,8 @@ def normalize(
     x, like = _dense(x)
     if residual is not None and residual.stride() != x.stride():
         residual = torch.empty_like(x).copy_(residual)
-    setting = (kernel.run, like, training, momentum, eps, ACTIVATIONS[name], negative_slope, name)
+    slope = negative_slope if name == "leaky_relu" else 0.0
+    setting = (kernel.run, like, training, momentum, eps, slope, name)
     if torch.is_grad_enabled() and (
         x.requires_grad
         or (weight is not None and weight.requires_grad)
@@ -109,10 +111,10 @@ def normalize(
     return y, code == 0
 
 
-def report_nonfinite(finite: Tensor | int | bool, policy: str, where: str = "") -> None:
+def report_nonfinite(finite: Tensor | bool, policy: str, where: str) -> None:
     """Raise or warn if a batch was refused.
 
-    >>> report_nonfinite(True, "raise")
+    >>> report_nonfinite(True, "raise", "conv1")
     """
     if isinstance(finite, Tensor):
         # Looking at a value on another device waits for it; there, only "raise" is worth that.
@@ -126,7 +128,7 @@ def report_nonfinite(finite: Tensor | int | bool, policy: str, where: str = "") 
     do = "look at the layer's input, or lower the learning rate"
     if policy == "raise":
         raise NonFiniteBatch(problem, where=where, do=do)
-    warnings.warn(f"{where + ': ' if where else ''}{problem}; {do}", BatchNormWarning, stacklevel=4)
+    warnings.warn(f"{where}: {problem}; {do}", BatchNormWarning, stacklevel=4)
 
 
 def check(
@@ -181,7 +183,7 @@ size [1, 3]: one value is its own mean, so the output would be the bias whatever
             f"expected a floating-point input, got {x.dtype}", where=where, do="convert it with x.float()"
         )
     if training:
-        if x.numel() == channels:
+        if channels and x.numel() == channels:
             raise BatchNormError(
                 f"Expected more than 1 value per channel when training, got input size {list(x.shape)}: one value "
                 "is its own mean, so the output would be the bias whatever the input",
@@ -258,7 +260,8 @@ def _forward(
     running_var: Tensor | None,
     setting: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor, int]:
-    run, like, training, momentum, eps, activation, slope, _ = setting
+    run, like, training, momentum, eps, slope, name = setting
+    activation, cap = ACTIVATIONS[name]
     y = torch.empty_like(x)
     saved = x.new_empty((native.SAVED_ROWS, like[1]), dtype=torch.float32)
     weight32, bias32 = _float32(weight), _float32(bias)
@@ -286,6 +289,7 @@ def _forward(
             eps,
             momentum,
             slope,
+            cap,
         )
     )
     if code < 0:
@@ -335,7 +339,8 @@ class _Native(torch.autograd.Function):
         if torch.is_grad_enabled():
             return _differentiable_backward(ctx, dy)
         x, weight, bias, saved, auxiliary = ctx.saved_tensors
-        run, like, training, _, eps, activation, slope, name = ctx.setting
+        run, like, training, _, eps, slope, name = ctx.setting
+        activation, cap = ACTIVATIONS[name]
         needs = ctx.needs_input_grad
         if dy.stride() != x.stride():
             dy = torch.empty_like(x).copy_(dy)
@@ -368,6 +373,7 @@ class _Native(torch.autograd.Function):
                 eps,
                 0.0,
                 slope,
+                cap,
             )
         )
         return (
@@ -385,7 +391,7 @@ class _Native(torch.autograd.Function):
 def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     """Return gradients that have gradients: differentiate the definition, written out in elementary operations."""
     x, weight, bias, saved, auxiliary = ctx.saved_tensors
-    _, _, training, _, eps, _, slope, name = ctx.setting
+    _, _, training, _, eps, slope, name = ctx.setting
     needs = ctx.needs_input_grad
     mean = var = None
     if not training:

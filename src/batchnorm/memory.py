@@ -10,29 +10,30 @@ _M_MMAP_MAX = -4
 
 
 def keep_freed_memory() -> bool:
-    """Stop glibc from returning freed activations to the system, for the whole process; True where it took effect.
+    """Let the process keep the memory that it frees, for its next step; True where that took effect.
 
     >>> import batchnorm as bn
     >>> bn.keep_freed_memory()  # doctest: +SKIP
     True
 
-    Call it once, early in a training script. By default glibc gives every block of more than 32 MB its own mapping
-    and unmaps it when it is freed, and gives back the top of its heap when enough of it is free. A training step
-    frees its activations and allocates the same sizes again a moment later, so the kernel has to hand out, and
-    zero, every page of them on every step: at 51 MB an activation that is most of the time of a normalisation
-    layer. After this call blocks of every size come from the heap, and the heap never shrinks.
+    Call it once, early in a training script. By default glibc gives every block of more than 32 MB its own
+    mapping and unmaps it when it is freed, and gives back the top of its heap when enough of it is free. A
+    training step frees its activations and allocates the same sizes again a moment later, so the system has
+    to hand out, and zero, every page of them on every step: at 51 MB an activation that is most of the time
+    of a normalisation layer. After this call blocks of every size come from the heap, and the heap never
+    shrinks.
 
-    What it costs: the process stays at the peak of its memory, somewhat above what it needs (20 to 100% in our
-    runs, since large blocks now share one heap and leave gaps), until it ends. Do not call it where a process
-    shares its machine and alternates between large and small work.
+    What it costs: the process stays at the peak of its memory until it ends, and that peak is higher (1.2 to
+    2 times in our runs, since large blocks now share one heap and leave gaps). Do not call it in a process
+    that shares its machine and alternates between large and small work.
 
     It is a setting of the process, not of this package: torch's own operators and every other library that
     allocates through ``malloc`` get faster with it too. It cannot be taken back; glibc stops adapting its
     thresholds once they have been set by hand.
 
-    Elsewhere than on glibc (musl, macOS, Windows) there is nothing to set: it returns False, changes nothing and
-    does not warn, so that one training script serves all systems. Under a replaced allocator (jemalloc, tcmalloc)
-    glibc accepts the setting but no longer serves the allocations, and nothing changes.
+    Elsewhere than on glibc (musl, macOS, Windows) there is nothing to set: it returns False, changes nothing
+    and does not warn, so that one training script serves all systems. Under a replaced allocator (jemalloc,
+    tcmalloc) glibc accepts the setting but no longer serves the allocations, and nothing changes.
     """
     try:
         library = ctypes.CDLL(None)

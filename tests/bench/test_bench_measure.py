@@ -7,6 +7,7 @@ from batchnorm.bench.measure import (
     SHORTEST_SAMPLE,
     alternate,
     choose_repeats,
+    choose_rounds,
     collector_off,
     make_turns,
     ratio,
@@ -80,19 +81,30 @@ def test_a_clock_that_stands_still_does_not_hang():
     assert choose_repeats(machine.step("a", 0.0), machine.clock) == 4096
 
 
+def test_short_cells_get_more_rounds():
+    assert choose_rounds(15, 0.1) == 15
+    assert choose_rounds(15, 0.01) == 25
+    assert choose_rounds(15, 0.001) == choose_rounds(15, 0.0) == 60
+    machine = FakeMachine()
+    steps = {"a": machine.step("a", 0.025), "b": machine.step("b", 0.035)}
+    assert [len(times) for times in alternate(steps, rounds=2, clock=machine.clock).values()] == [5, 5]
+
+
 def test_times_are_per_step_and_in_the_order_of_the_rounds():
     machine = FakeMachine()
     growing = iter(range(1, 1000))
     steps = {"slow": machine.step("slow", lambda: float(next(growing))), "tiny": machine.step("tiny", 1e-5)}
     samples = alternate(steps, rounds=3, warmups=2, clock=machine.clock)
-    # 2 warm-ups and 1 step to choose the repeats; then each round takes one untimed and one timed step.
-    assert samples["slow"] == (5.0, 7.0, 9.0)
+    # 2 warm-ups, 1 step to choose the repeats, 1 to choose the rounds; then 1 untimed and 1 timed a round.
+    assert samples["slow"] == (6.0, 8.0, 10.0)
     assert samples["tiny"] == pytest.approx((1e-5, 1e-5, 1e-5), rel=1e-6)
 
 
 def test_each_turn_begins_with_an_untimed_step():
     machine = FakeMachine()
-    alternate({"a": machine.step("a", 1.0), "b": machine.step("b", 1.0)}, rounds=2, warmups=0, clock=machine.clock)
+    alternate(
+        {"a": machine.step("a", 1.0), "b": machine.step("b", 1.0)}, rounds=2, warmups=0, clock=machine.clock
+    )
     turns = [turn.name for turn in make_turns(["a", "b"], rounds=2)]
     expected = [event for name in turns for event in (name, "clock", name, "clock")]
     assert machine.log[-len(expected) :] == expected

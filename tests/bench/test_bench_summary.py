@@ -5,7 +5,9 @@ from batchnorm.bench.summary import Row, geometric_mean, group_cells, summarize
 from batchnorm.records import Measurement
 
 
-def cell(shape="32x64x56x56", layout="contiguous", operation="bn+relu", pass_name="train", dtype="float32", **times):
+def cell(
+    shape="32x64x56x56", layout="contiguous", operation="bn+relu", pass_name="train", dtype="float32", **times
+):
     """Three equal samples for each named contender (torch_compile stands for torch.compile)."""
     memory = times.pop("memory", "default")
     case = Case(tuple(map(int, shape.split("x"))), layout, operation, pass_name, dtype, memory)
@@ -45,7 +47,7 @@ def test_the_mean_of_ratios_is_geometric():
 )
 def test_targets_against_torch(operation, dtype, speed, reached):
     measurements = cell(operation=operation, dtype=dtype, torch=speed, batchnorm=1.0)
-    row = row_named(measurements, f"{operation} train against torch")
+    row = row_named(measurements, f"{operation} train vs torch")
     assert row.value == pytest.approx(speed)
     assert row.reached is reached
 
@@ -56,25 +58,25 @@ def test_only_training_has_a_target_and_bn_relu_a_goal():
         *cell(pass_name="train", torch=9.0, batchnorm=1.0),
     ]
     assert row_named(measurements, "bn+relu eval").reached is None
-    assert row_named(measurements, "bn+relu train against torch").goal == 4.0
+    assert row_named(measurements, "bn+relu train vs torch").goal == 4.0
 
 
 def test_the_worst_cell_is_named():
     measurements = [*cell("32x64", torch=4.0, batchnorm=1.0), *cell("16x64", torch=1.0, batchnorm=1.0)]
-    row = row_named(measurements, "bn+relu train against torch")
+    row = row_named(measurements, "bn+relu train vs torch")
     assert row.value == pytest.approx(2.0)
     assert row.cells == 2
-    assert row.detail == "worst 1.00x: 16x64 contiguous"
+    assert row.detail == "worst 1.00x 16x64 contiguous"
 
 
 def test_slower_cells_count_from_64_kb_up():
     tiny = cell("32x64", torch=0.5, batchnorm=1.0)
     fast = cell("128x1024", torch=2.0, batchnorm=1.0)
-    row = row_named([*tiny, *fast], "cells of 64 KB")
+    row = row_named([*tiny, *fast], "cells from 64 KB")
     assert (row.value, row.cells, row.reached) == (0, 1, True)
     assert row.detail.startswith("closest 2.00x 128x1024")
     slow = cell("1024x512", operation="bn", pass_name="eval", torch=0.9, batchnorm=1.0)
-    row = row_named([*tiny, *fast, *slow], "cells of 64 KB")
+    row = row_named([*tiny, *fast, *slow], "cells from 64 KB")
     assert (row.value, row.cells, row.reached) == (1, 2, False)
     assert row.detail == "0.90x 1024x512 contiguous bn eval"
 
@@ -85,8 +87,8 @@ def test_the_target_against_compile_is_for_training_with_relu(speed, reached):
         *cell(torch=9.0, torch_compile=speed, batchnorm=1.0),
         *cell(operation="bn", torch=9.0, torch_compile=speed, batchnorm=1.0),
     ]
-    assert row_named(measurements, "bn+relu train against torch.compile").reached is reached
-    assert row_named(measurements, "bn train against torch.compile").reached is None
+    assert row_named(measurements, "bn+relu train vs torch.compile").reached is reached
+    assert row_named(measurements, "bn train vs torch.compile").reached is None
 
 
 def test_the_floor_is_quoted_for_large_tensors_by_layout():
@@ -98,10 +100,10 @@ def test_the_floor_is_quoted_for_large_tensors_by_layout():
         *cell("32x64x56x56", "channels_last", floor=1.0, batchnorm=2.4),
         *cell("32x64x56x56", pass_name="eval", floor=1.0, batchnorm=9.0),
     ]
-    contiguous = row_named(measurements, "bn+relu train, 6 MB and more, contiguous")
+    contiguous = row_named(measurements, "bn+relu train of floor, contiguous")
     assert (contiguous.value, contiguous.cells, contiguous.reached) == (2.1, 3, False)
-    assert contiguous.detail == "median 1.70x; worst at 64x128x28x28"
-    assert row_named(measurements, "bn+relu train, 6 MB and more, channels_last").reached is True
+    assert contiguous.detail == "median 1.70x, worst 64x128x28x28"
+    assert row_named(measurements, "bn+relu train of floor, channels_last").reached is True
 
 
 def test_cells_with_kept_memory_have_rows_of_their_own():
@@ -110,19 +112,19 @@ def test_cells_with_kept_memory_have_rows_of_their_own():
         *cell(torch=9.0, floor=1.0, batchnorm=3.0, memory="kept"),
     ]
     rows = {row.what: row.value for row in summarize(measurements)}
-    assert rows["bn+relu train against torch"] == pytest.approx(3.0)
-    assert rows["bn+relu train against torch, 6 MB and more, freed memory kept"] == pytest.approx(3.0)
-    floor = "bn+relu train, 6 MB and more, contiguous: worst multiple of the floor"
-    assert (rows[floor], rows[floor + ", freed memory kept"]) == (1.0, 3.0)
+    assert rows["bn+relu train vs torch"] == pytest.approx(3.0)
+    assert rows["bn+relu train vs torch, from 6 MB, memory kept"] == pytest.approx(3.0)
+    floor = "bn+relu train of floor, contiguous"
+    assert (rows[floor], rows[floor + ", memory kept"]) == (1.0, 3.0)
 
 
 def test_a_run_with_kept_memory_throughout_is_summarised_as_usual():
     rows = [row.what for row in summarize(cell(torch=3.0, batchnorm=1.0, memory="kept"))]
-    assert rows == ["bn+relu train against torch", "cells of 64 KB and more slower than torch"]
+    assert rows == ["bn+relu train vs torch", "cells from 64 KB slower than torch"]
 
 
 def test_peers_get_rows_without_targets():
-    row = row_named(cell(torch=3.0, flax=6.0, batchnorm=1.0), "bn+relu train against flax")
+    row = row_named(cell(torch=3.0, flax=6.0, batchnorm=1.0), "bn+relu train vs flax")
     assert (row.value, row.target) == (pytest.approx(6.0), None)
 
 

@@ -41,11 +41,12 @@ class Case:
 
     The three passes:
 
-    - ``forward``: the forward of a training step: batch statistics, running statistics updated, autograd graph
-      recorded (the input and the parameters require gradients). It is not run under ``no_grad``, because what a
-      layer saves for its backward is part of its cost.
-    - ``train``: the same forward, then ``torch.autograd.grad`` with respect to the input, weight and bias (and the
-      residual, where there is one). Not ``.backward()``, which would add a pass that accumulates into ``.grad``.
+    - ``forward``: the forward of a training step: batch statistics, running statistics updated, autograd
+      graph recorded (the input and the parameters require gradients). It is not run under ``no_grad``,
+      because what a layer saves for its backward is part of its cost.
+    - ``train``: the same forward, then ``torch.autograd.grad`` with respect to the input, weight and bias
+      (and the residual, where there is one). Not ``.backward()``, which would add a pass that accumulates
+      into ``.grad``.
     - ``eval``: the forward in eval mode under ``no_grad``: running statistics, no graph.
 
     ``memory`` is ``default`` (freed memory as the C library handles it) or ``kept`` (after
@@ -115,9 +116,9 @@ def floor_copies(case: Case) -> float:
     implementation has to move once, if its caches held everything else:
 
     - forward: read x, write y: 1 copy. With a residual r: read x and r, write y: 1.5 copies.
-    - backward: read x and dy, write dx: 1.5 copies; the ReLU's mask follows from x and the coefficients. With a
-      residual: read x and dy, write dx and dr: 2 copies; the mask, which needs r as well, is counted as free (it
-      can be kept as one bit a value, 3% of a float32 tensor).
+    - backward: read x and dy, write dx: 1.5 copies; the ReLU's mask follows from x and the coefficients. With
+      a residual: read x and dy, write dx and dr: 2 copies; the mask, which needs r as well, is counted as
+      free (it can be kept as one bit a value, 3% of a float32 tensor).
     """
     forward, backward = (1.5, 2.0) if case.adds else (1.0, 1.5)
     return forward + backward if case.pass_name == "train" else forward
@@ -150,10 +151,13 @@ def make_cases(
 def with_kept_memory(cases: Iterable[Case]) -> list[Case]:
     """The large training cells once more, to be run after ``keep_freed_memory()``.
 
-    >>> [case.memory for case in with_kept_memory(make_cases([(32, 64, 56, 56), (2, 3)], passes=["train"]))][:1]
-    ['kept']
+    >>> cases = make_cases([(32, 64, 56, 56), (2, 3)], ["contiguous"], ["bn"], ["train"])
+    >>> [(case.shape, case.memory) for case in with_kept_memory(cases)]
+    [((32, 64, 56, 56), 'kept')]
     """
-    return [replace(case, memory="kept") for case in cases if case.pass_name == "train" and case.bytes >= LARGE]
+    return [
+        replace(case, memory="kept") for case in cases if case.pass_name == "train" and case.bytes >= LARGE
+    ]
 
 
 def parse_shapes(text: str) -> list[tuple[int, ...]]:
@@ -168,7 +172,8 @@ def parse_shapes(text: str) -> list[tuple[int, ...]]:
             shape = tuple(int(size) for size in word.lower().split("x"))
         except ValueError:
             raise BatchNormError(
-                f"--shapes has {word!r}, which is not a shape", do="write sizes joined by x, such as 32x64x56x56"
+                f"--shapes has {word!r}, which is not a shape",
+                do="write sizes joined by x, such as 32x64x56x56",
             ) from None
         if not 2 <= len(shape) <= 5 or min(shape) < 1:
             raise BatchNormError(
@@ -177,7 +182,7 @@ def parse_shapes(text: str) -> list[tuple[int, ...]]:
             )
         if math.prod(shape) == shape[1]:
             raise BatchNormError(
-                f"--shapes has {word!r}, which holds one value per channel, so there is no variance to normalise by",
+                f"--shapes has {word!r}, which has one value per channel and so no variance to normalise by",
                 do="use a batch of 2 or more",
             )
         shapes.append(shape)

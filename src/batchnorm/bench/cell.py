@@ -14,9 +14,15 @@ from batchnorm.bench.inputs import Inputs, make_inputs
 from batchnorm.bench.measure import alternate
 from batchnorm.records import Measurement
 
-QUANTITIES = ("the output", "the gradient of x", "the gradient of weight", "the gradient of bias", "that of the residual")
-# Relative to the norm of torch's result. A ReLU passes or stops a value within rounding of zero by chance, and in
-# bfloat16 one in some hundred is that close; a wrong kernel is off by far more.
+QUANTITIES = (
+    "the output",
+    "the gradient of x",
+    "the gradient of weight",
+    "the gradient of bias",
+    "that of the residual",
+)
+# Relative to the norm of torch's result. A ReLU passes or stops a value within rounding of zero by chance,
+# and in bfloat16 one in some hundred is that close; a wrong kernel is off by far more.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 1e-1}
 
 
@@ -40,8 +46,8 @@ def run_cell(
     >>> run_cell(Case((4, 3), "contiguous", "bn", "eval"), ["torch", "floor"], rounds=1).measurements[0].unit
     's'
 
-    A contender that fails to build, or whose numbers differ from torch's, is left out and named in the notes: a
-    wrong answer has no speed.
+    A contender that fails to build, or whose numbers differ from torch's, is left out and named in the notes:
+    a wrong answer has no speed.
     """
     with torch.set_grad_enabled(case.pass_name != "eval"):
         steps, notes = _build_steps(case, names, make_inputs(case, seed))
@@ -85,14 +91,16 @@ def _build_steps(case: Case, names: Iterable[str], inputs: Inputs) -> tuple[dict
     return steps, notes
 
 
-def disagreement(result: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], tolerance: float) -> str:
+def disagreement(
+    result: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], tolerance: float
+) -> str:
     """What differs by more than the tolerance, in words, or nothing.
 
     >>> disagreement((torch.ones(2),), (torch.zeros(2),), 1e-3)
     'the output is off by 1.41 times its norm'
 
-    The difference is measured in the norm of the whole tensor: two correct implementations may still let a value
-    within rounding of zero through the ReLU or not.
+    The difference is measured in the norm of the whole tensor: two correct implementations may still let a
+    value within rounding of zero through the ReLU or not.
     """
     if expected and len(result) != len(expected):
         return f"it returned {len(result)} tensors and not {len(expected)}"

@@ -1,4 +1,4 @@
-"""The command ``batchnorm bench``. Torch is imported only when it runs, so that ``--help`` answers at once."""
+"""The command ``batchnorm bench``; torch is imported only when it runs, so that ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -25,37 +25,51 @@ MEMORY = {
 
 
 def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="A handful of cells, in less than half a minute.")] = False,
-    shapes: Annotated[str, typer.Option(help="Such as 32x64x56x56,1024x512; by default ten common ones.")] = "",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A handful of cells, in less than half a minute.")
+    ] = False,
+    shapes: Annotated[
+        str, typer.Option(help="Such as 32x64x56x56,1024x512; by default ten common ones.")
+    ] = "",
     layouts: Annotated[str, typer.Option(help=f"Any of {', '.join(grid.LAYOUTS)}; by default all.")] = "",
-    operations: Annotated[str, typer.Option(help=f"Any of {', '.join(grid.OPERATIONS)}; by default all.")] = "",
+    operations: Annotated[
+        str, typer.Option(help=f"Any of {', '.join(grid.OPERATIONS)}; by default all.")
+    ] = "",
     passes: Annotated[str, typer.Option(help=f"Any of {', '.join(grid.PASSES)}; by default all.")] = "",
     dtype: Annotated[
         str, typer.Option(help="float32, or bfloat16 activations with float32 parameters, as under autocast.")
     ] = "float32",
     threads: Annotated[int | None, typer.Option(help="Torch's threads; by default its own choice.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Samples per contender and cell; by default 15, quick 7.")] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Samples per contender and cell, more in short cells; by default 15, quick 7."),
+    ] = None,
     compiled: Annotated[
         str,
         typer.Option(
             "--compile",
-            help="torch.compile in no cell (off), in bn+relu training (target), or everywhere (all). Compiling takes "
-            "some 3 seconds a cell, the first half a minute. By default target, quick off.",
+            help="torch.compile in no cell (off), in bn+relu training (target), or everywhere (all). "
+            "Compiling takes some 3 seconds a cell, the first half a minute. By default target, quick off.",
         ),
     ] = "",
     peers: Annotated[
-        bool, typer.Option("--peers", help="Add flax and inplace-abn where installed (the extra bench-peers).")
+        bool,
+        typer.Option("--peers", help="Add flax and inplace-abn where installed (the extra bench-peers)."),
     ] = False,
     keep_freed_memory: Annotated[
         bool | None,
         typer.Option(
             "--keep-freed-memory/--no-keep-freed-memory",
-            help="Call batchnorm.keep_freed_memory() before all cells, for all contenders alike, or never. By default "
-            "all cells are measured without it, then the training cells of 6 MB and more once again with it.",
+            help="Call batchnorm.keep_freed_memory() before all cells, for all contenders alike, or never. "
+            "By default all cells are measured without it, then training from 6 MB up again with it.",
         ),
     ] = None,
-    cells: Annotated[bool, typer.Option("--cells/--no-cells", help="Print every cell before the summary.")] = True,
-    json: Annotated[Path | None, typer.Option(metavar="OUT", help="Write all samples and the summary here.")] = None,
+    cells: Annotated[
+        bool, typer.Option("--cells/--no-cells", help="Print every cell before the summary.")
+    ] = True,
+    json: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Write all samples and the summary here.")
+    ] = None,
 ) -> None:
     """Measure the layers beside torch.nn, torch.compile and the floor, side by side in one process.
 
@@ -91,7 +105,9 @@ def bench(
     cases = grid.make_cases(
         grid.parse_shapes(shapes) if shapes else grid.QUICK_SHAPES if quick else grid.SHAPES,
         grid.parse_names(layouts, "layouts", grid.LAYOUTS) if layouts else grid.LAYOUTS,
-        _names(operations, "operations", grid.OPERATIONS, grid.QUICK_OPERATIONS if quick else grid.OPERATIONS),
+        _names(
+            operations, "operations", grid.OPERATIONS, grid.QUICK_OPERATIONS if quick else grid.OPERATIONS
+        ),
         _names(passes, "passes", grid.PASSES, grid.QUICK_PASSES if quick else grid.PASSES),
         dtype,
         "kept" if keep_freed_memory else "default",
@@ -100,7 +116,9 @@ def bench(
         raise BatchNormError("nothing is left to measure: channels_last needs shapes of 4 or 5 sizes")
     if keep_freed_memory is None:
         cases += grid.with_kept_memory(cases)
-    record, result = _measure(cases, rounds or (7 if quick else 15), threads, compiled, peers, keep_freed_memory, cells)
+    record, result = _measure(
+        cases, rounds or (7 if quick else 15), threads, compiled, peers, keep_freed_memory, cells
+    )
     if json is not None:
         record.write(json)
         typer.echo(f"written to {json}")
@@ -162,7 +180,9 @@ def _run_with_progress(cases: list[grid.Case], names: list[str], rounds: int, co
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     # The bar is drawn between the cells only: its thread must not take time from what is being timed.
-    with Progress(*columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal) as bar:
+    with Progress(
+        *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("", total=len(cases))
         return run_cases(
             cases,

@@ -25,10 +25,10 @@ class Contender:
     >>> CONTENDERS["torch"].missing()
     ''
 
-    ``build`` returns the step that is timed; it is called once per cell. ``tensors`` turns what a step returned
-    into the output, then the gradients of x, weight, bias (and the residual) as torch tensors, for the check that
-    everyone computed the same. ``missing`` says why the contender cannot run here, or nothing. ``serves`` tells
-    the cells that it can compute. ``scale`` multiplies its times.
+    ``build`` returns the step that is timed; it is called once per cell. ``tensors`` turns what a step
+    returned into the output, then the gradients of x, weight, bias (and the residual) as torch tensors, for
+    the check that everyone computed the same. ``missing`` says why the contender cannot run here, or nothing.
+    ``serves`` tells the cells that it can compute. ``scale`` multiplies its times.
     """
 
     build: Callable[[Case, Inputs], Step]
@@ -53,7 +53,9 @@ def describe_path() -> str:
 
 def _layer_class(module: Any, case: Case) -> Any:
     """BatchNorm1d, 2d or 3d of a module, by the dimensions of the case."""
-    return getattr(module, {2: "BatchNorm1d", 3: "BatchNorm1d", 4: "BatchNorm2d", 5: "BatchNorm3d"}[len(case.shape)])
+    return getattr(
+        module, {2: "BatchNorm1d", 3: "BatchNorm1d", 4: "BatchNorm2d", 5: "BatchNorm3d"}[len(case.shape)]
+    )
 
 
 def _torch_step(case: Case, inputs: Inputs, layer: Any, forward: Callable[..., torch.Tensor]) -> Step:
@@ -76,8 +78,8 @@ def _torch_step(case: Case, inputs: Inputs, layer: Any, forward: Callable[..., t
 def _torch_forward(case: Case, layer: Any) -> Callable[..., torch.Tensor]:
     """The operation as a careful user of torch.nn writes it.
 
-    In place where autograd allows it (``nn.ReLU(inplace=True)`` is the common idiom): measured, that is torch's
-    fastest way to write each of these in nearly all cells, and never behind by more than the noise.
+    In place where autograd allows it (``nn.ReLU(inplace=True)`` is the common idiom): measured, that is
+    torch's fastest way to write each of these in nearly all cells, and never behind by more than the noise.
     """
 
     def bn(x: torch.Tensor) -> torch.Tensor:
@@ -89,7 +91,12 @@ def _torch_forward(case: Case, layer: Any) -> Callable[..., torch.Tensor]:
     def bn_add_relu(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return F.relu_(layer(x).add_(residual))
 
-    return {"bn": bn, "bn+relu": bn_relu, "bn+add+relu": bn_add_relu}[case.operation]
+    forwards: dict[str, Callable[..., torch.Tensor]] = {
+        "bn": bn,
+        "bn+relu": bn_relu,
+        "bn+add+relu": bn_add_relu,
+    }
+    return forwards[case.operation]
 
 
 def _build_torch(case: Case, inputs: Inputs) -> Step:
@@ -141,7 +148,11 @@ def _flax_tensors(case: Case, result: Any) -> tuple[torch.Tensor, ...]:
 
 def _without_compiler() -> str:
     compiler = os.environ.get("CXX", "g++")
-    return "" if shutil.which(compiler) or shutil.which("clang++") else "needs a C++ compiler, and none was found"
+    return (
+        ""
+        if shutil.which(compiler) or shutil.which("clang++")
+        else "needs a C++ compiler, and none was found"
+    )
 
 
 def _without(module: str) -> Callable[[], str]:
@@ -162,7 +173,9 @@ CONTENDERS: dict[str, Contender] = {
     "inplace-abn": Contender(
         _build_inplace_abn,
         missing=_without("inplace_abn"),
-        serves=lambda case: case.operation == "bn" and case.layout == "contiguous" and case.dtype == "float32",
+        serves=lambda case: (
+            case.operation == "bn" and case.layout == "contiguous" and case.dtype == "float32"
+        ),
         peer=True,
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,19 @@ from batchnorm.bench.cases import Case
 from batchnorm.bench.inputs import Inputs
 
 
-def build(case: Case, inputs: Inputs) -> Any:
+def build(case: Case, inputs: Inputs) -> Callable[[], Any]:
     """The step of one cell, compiled by XLA and waited for.
 
     >>> step = build(case, inputs)  # doctest: +SKIP
 
     JAX has no memory formats: for channels_last the arrays are given channels last. It records no graph: its
-    ``forward`` is the training-mode forward without anything saved for a backward. Its threads are its own and do
-    not follow ``--threads``; pin the process (``taskset``) to compare on fewer cores than the machine has.
+    ``forward`` is the training-mode forward without anything saved for a backward. Its threads are its own
+    and do not follow ``--threads``; pin the process (``taskset``) to compare on fewer cores than the machine
+    has.
     """
-    import jax
-    import jax.numpy as jnp
-    from flax import linen
+    import jax  # type: ignore[import-not-found]
+    import jax.numpy as jnp  # type: ignore[import-not-found]
+    from flax import linen  # type: ignore[import-not-found]
 
     training = case.pass_name != "eval"
     last = case.layout == "channels_last"

@@ -16,8 +16,8 @@ class Inputs:
     >>> make_inputs(Case((2, 3), "contiguous", "bn", "train")).x.shape
     torch.Size([2, 3])
 
-    ``x``, ``residual`` and ``grad`` have the case's dtype and layout. The parameters and running statistics are
-    float32 whatever the dtype, as in a model under autocast.
+    ``x``, ``residual`` and ``grad`` have the case's dtype and layout. The parameters and running statistics
+    are float32 whatever the dtype, as in a model under autocast.
     """
 
     x: torch.Tensor

@@ -16,17 +16,23 @@ from batchnorm.records import Measurement, RecordFile
 def heading(record: RecordFile, cells: int) -> str:
     """Where and how the figures are measured; printed before the first of them.
 
-    >>> configuration = {"dtype": "float32", "rounds": 9, "threads": 2, "torch": "2.13.0", "path": "native kernel"}
-    >>> heading(RecordFile("bench", configuration, (), machine={"processor": "A CPU", "cores": 2}), 4).splitlines()[0]
+    >>> asked = {"dtype": "float32", "rounds": 9, "threads": 2, "torch": "2.13.0", "path": "native kernel"}
+    >>> heading(RecordFile("bench", asked, ()), 4).splitlines()[0]
     'batchnorm bench: 4 cells, float32, 9 rounds of alternating contenders, 2 threads'
     """
     asked, machine = record.configuration, record.machine
-    parameters = "" if asked["dtype"] == "float32" else " activations with float32 parameters, as under autocast"
-    parts = [str(machine.get("processor", "")), _count(machine.get("cores"), "core"), str(machine.get("system", ""))]
+    parameters = (
+        "" if asked["dtype"] == "float32" else " activations with float32 parameters, as under autocast"
+    )
+    parts = [
+        str(machine.get("processor", "")),
+        _count(machine.get("cores"), "core"),
+        str(machine.get("system", "")),
+    ]
     lines = [
         f"batchnorm bench: {_count(cells, 'cell')}, {asked['dtype']}{parameters}, "
         f"{asked['rounds']} rounds of alternating contenders, {_count(asked['threads'], 'thread')}",
-        f"machine: {', '.join(part for part in parts if part)}; Python {machine.get('python')}, torch {asked['torch']}",
+        f"machine: {', '.join(filter(None, parts))}; Python {machine.get('python')}, torch {asked['torch']}",
         f"batchnorm runs on: {asked['path']}",
     ]
     if asked.get("memory"):
@@ -45,7 +51,7 @@ def cell_tables(measurements: Iterable[Measurement]) -> Iterator[Table]:
         key = (cell.setting["operation"], cell.setting["pass"], cell.setting["memory"])
         groups.setdefault(key, []).append(cell)
     for (operation, pass_name, memory), cells in groups.items():
-        title = f"{operation} {pass_name}" + (", freed memory kept" if memory == "kept" else "")
+        title = f"{operation} {pass_name}" + (", memory kept" if memory == "kept" else "")
         yield _cell_table(f"{title} (ms)", cells)
 
 
@@ -73,7 +79,7 @@ def _cell_table(title: str, cells: Sequence[Cell]) -> Table:
 def summary_table(rows: Iterable[Row]) -> Table:
     """The summary with its targets.
 
-    >>> summary_table([Row("bn train against torch", 2.0, 10, target=1.8)]).row_count
+    >>> summary_table([Row("bn train vs torch", 2.0, 10, target=1.8)]).row_count
     1
     """
     table = _table("summary")
@@ -85,7 +91,9 @@ def summary_table(rows: Iterable[Row]) -> Table:
     table.add_column("detail")
     for row in rows:
         reached = {True: Text("yes", "green"), False: Text("no", "red"), None: Text("")}[row.reached]
-        table.add_row(row.what, str(row.cells), _value(row.value, row.unit), _target(row), reached, row.detail)
+        table.add_row(
+            row.what, str(row.cells), _value(row.value, row.unit), _target(row), reached, row.detail
+        )
     return table
 
 
@@ -97,10 +105,10 @@ def explanation() -> str:
     """
     return (
         "Times are medians; in brackets half the distance between the quartiles, in percent.\n"
-        "Against (vs) another: how many times as long the other takes as batchnorm; more is better.\n"
-        "Multiple of the floor: how many times as long batchnorm takes as copying the tensor must; less is better.\n"
-        "The floor is 1 copy forward and 1.5 backward; with a residual 1.5 and 2.\n"
-        "A ratio is the median of the ratios within each round; a mean is geometric, over shapes and layouts."
+        "vs: how many times as long the other takes as batchnorm (in the summary the geometric mean).\n"
+        "of floor: how many times the floor batchnorm takes; in the summary the worst cell from 6 MB up.\n"
+        "The floor is the time to copy the tensor, 1x forward, 1.5x backward (with a residual 1.5x and 2x).\n"
+        "Ratios are medians of the ratios within each round."
     )
 
 
@@ -121,7 +129,12 @@ def note_lines(notes: Iterable[str]) -> list[str]:
 
 def _table(title: str) -> Table:
     return Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
     )
 
 

@@ -13,7 +13,9 @@ from batchnorm.bench.measure import ratio
 from batchnorm.records import Measurement
 
 OURS, TORCH, COMPILED, FLOOR = "batchnorm", "torch", "torch.compile", "floor"
-NOTABLE = 64 * 1024  # bytes from which a cell slower than torch counts; below it a call costs more than its data
+NOTABLE = (
+    64 * 1024
+)  # bytes from which a cell slower than torch counts; below it a call costs more than its data
 
 SPEED_TARGETS = {
     "float32": {"bn": 1.8, "bn+relu": 2.5, "bn+add+relu": 2.5},
@@ -70,7 +72,7 @@ class Cell:
 class Row:
     """One line of the summary.
 
-    >>> Row("bn train against torch", 2.0, 10, target=1.8).reached
+    >>> Row("bn train vs torch", 2.0, 10, target=1.8).reached
     True
     """
 
@@ -87,7 +89,7 @@ class Row:
     def reached(self) -> bool | None:
         """Whether the target is reached; None without a target.
 
-        >>> Row("bn train against torch", 1.0, 10, target=1.8).reached
+        >>> Row("bn train vs torch", 1.0, 10, target=1.8).reached
         False
         """
         if self.target is None:
@@ -97,7 +99,7 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """The row as it stands in the record file.
 
-        >>> Row("bn train against torch", 1.0, 10).to_json()["reached"] is None
+        >>> Row("bn train vs torch", 1.0, 10).to_json()["reached"] is None
         True
         """
         return {**asdict(self), "reached": self.reached}
@@ -133,21 +135,23 @@ def summarize(measurements: Iterable[Measurement]) -> list[Row]:
     >>> summarize([])
     []
 
-    Speeds are how many times as long the other takes (more is better), multiples of the floor how many times as
-    long our layer takes as moving the data must (less is better). Both come from ``measure.ratio``.
+    Speeds are how many times as long the other takes (more is better), multiples of the floor how many times
+    as long our layer takes as moving the data must (less is better). Both come from ``measure.ratio``.
     """
     cells = group_cells(measurements)
     usual = [cell for cell in cells if cell.setting["memory"] == "default"] or cells
     kept = [cell for cell in cells if cell.setting["memory"] == "kept"] if usual is not cells else []
-    rivals = {name: None for cell in cells for name in cell.times if name not in (OURS, TORCH, COMPILED, FLOOR)}
+    rivals = {
+        name: None for cell in cells for name in cell.times if name not in (OURS, TORCH, COMPILED, FLOOR)
+    }
     return [
         *_speeds(usual, TORCH, PASSES, _speed_target, ""),
         *_slower_cells(usual),
         *_speeds(usual, COMPILED, PASSES, _compiled_target, ""),
         *(row for rival in rivals for row in _speeds(usual, rival, PASSES, _no_target, "")),
         *_floors(usual, ""),
-        *_speeds(kept, TORCH, ("train",), _no_target, ", 6 MB and more, freed memory kept"),
-        *_floors(kept, ", freed memory kept"),
+        *_speeds(kept, TORCH, ("train",), _no_target, ", from 6 MB, memory kept"),
+        *_floors(kept, ", memory kept"),
     ]
 
 
@@ -170,7 +174,9 @@ def _no_target(setting: Mapping[str, Any]) -> tuple[float | None, float | None]:
     return None, None
 
 
-def _speeds(cells: Sequence[Cell], rival: str, passes: Sequence[str], target_of: Target, suffix: str) -> Iterator[Row]:
+def _speeds(
+    cells: Sequence[Cell], rival: str, passes: Sequence[str], target_of: Target, suffix: str
+) -> Iterator[Row]:
     """For each operation and pass the geometric mean over shapes and layouts, with the worst cell."""
     for pass_name in passes:
         for operation in OPERATIONS:
@@ -184,12 +190,12 @@ def _speeds(cells: Sequence[Cell], rival: str, passes: Sequence[str], target_of:
                 lowest, worst = min(speeds, key=lambda pair: pair[0])
                 target, goal = target_of(worst.setting)
                 yield Row(
-                    f"{operation} {pass_name} against {rival}{suffix}",
+                    f"{operation} {pass_name} vs {rival}{suffix}",
                     geometric_mean(speed for speed, _ in speeds),
                     len(speeds),
                     target,
                     goal,
-                    detail=f"worst {lowest:.2f}x: {worst.place}",
+                    detail=f"worst {lowest:.2f}x {worst.place}",
                 )
 
 
@@ -201,9 +207,12 @@ def _slower_cells(cells: Sequence[Cell]) -> Iterator[Row]:
         slower = sorted(((s, c) for s, c in speeds if s < 1), key=lambda pair: pair[0])
         lowest, worst = min(speeds, key=lambda pair: pair[0])
         named = slower[:3] or [(lowest, worst)]
-        detail = "; ".join(f"{s:.2f}x {c.place} {c.setting['operation']} {c.setting['pass']}" for s, c in named)
+        detail = "; ".join(
+            f"{min(s, 0.99) if slower else s:.2f}x {c.place} {c.setting['operation']} {c.setting['pass']}"
+            for s, c in named
+        )
         yield Row(
-            "cells of 64 KB and more slower than torch",
+            "cells from 64 KB slower than torch",
             len(slower),
             len(speeds),
             target=0,
@@ -230,10 +239,10 @@ def _floors(cells: Sequence[Cell], suffix: str) -> Iterator[Row]:
                 highest, worst = max(multiples, key=lambda pair: pair[0])
                 middle = statistics.median(multiple for multiple, _ in multiples)
                 yield Row(
-                    f"{operation} train, 6 MB and more, {layout}: worst multiple of the floor{suffix}",
+                    f"{operation} train of floor, {layout}{suffix}",
                     highest,
                     len(multiples),
                     FLOOR_TARGETS.get(worst.setting["dtype"], {}).get(layout),
                     at_most=True,
-                    detail=f"median {middle:.2f}x; worst at {worst.setting['shape']}",
+                    detail=f"median {middle:.2f}x, worst {worst.setting['shape']}",
                 )

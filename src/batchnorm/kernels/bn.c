@@ -47,19 +47,19 @@ void bn_use_openmp(void *function) { memcpy(&gomp_parallel, &function, sizeof fu
 
 /* ---- moments and coefficients ------------------------------------------------------------------------------- */
 
-/* What one call carries through its phases. A "column" is a place whose elements all belong to one channel: with
- * the channel last it is the channel; with few positions per channel it is one position of it (see bn_simd.h). */
+/* What one call carries through its phases. In the matrix view (see bn_simd.h) a column holds elements of one channel:
+ * with the channel last it is the channel; with few positions per channel it is one position of it. */
 typedef struct {
     const bn_args *a;
-    double count;         /* values per channel */
-    double *mean, *var;   /* per channel, biased variance */
-    float *grad_x, *grad_1; /* backward: dx = scale*g + grad_x*(x - mean) + grad_1, per channel */
-    float *shift;         /* per channel: a guess of the mean, which the sums are taken around */
-    int64_t rows, columns, group;      /* the matrix view: columns = channels * group */
-    float *wide[5];       /* group > 1: coefficients repeated for every column */
-    double *partial;      /* sums of every chunk: [chunk][2][columns] */
-    int64_t chunks, chunk_rows, tile;
-    _Atomic int64_t poor; /* channels whose shift turned out too far from the mean */
+    double count;                 /* values per channel */
+    double *mean, *var;           /* per channel; the variance is biased */
+    float *shift;                 /* per channel: a guess of the mean, which the sums are taken around */
+    float *grad_x, *grad_1;       /* backward: dx = scale*g + grad_x*(x - mean) + grad_1, per channel */
+    int64_t block;                /* runs: channels per task */
+    int64_t rows, columns, group; /* matrix: columns = channels * group; group 0 means runs */
+    int64_t tile, chunks;         /* matrix: channels per tile, or chunks of rows; runs: chunks per channel */
+    float *wide[5];               /* matrix, group > 1: coefficients repeated for every column */
+    double *partial;              /* sums that several tasks make together */
 } call;
 
 /* An element's address, whatever the layout and the type. */
@@ -89,57 +89,16 @@ static void exact_moments(call *k, int64_t c) {
     k->var[c] = (squares - rest * rest / k->count) / k->count;
 }
 
-/* Turn the sums of d = x - shift and d*d into moments. Returns 1 if the shift was too far off for the subtraction
- * below to be trusted: with |mean - shift| <= 2 sigma at most 5/1 of the squares cancel. */
-static int finish_moments(call *k, int64_t c, double sum, double squares, int final) {
-    double d = sum / k->count, power = squares / k->count;
-    double var = power - d * d;
-    k->mean[c] = (double)k->shift[c] + d;
-    k->var[c] = var > 0 ? var : 0;
-    if (sum == 0 && squares == 0) return 0; /* a constant channel, met exactly */
-    if (var >= 1e-30 && var <= 1e30) {       /* NaN fails both */
-        if (d * d <= 4 * var) return 0;
-        if (!final) return 1;
-    } else if (!final && isfinite(power) && power > 1e-30) {
+/* The sums said nothing certain about channel c: its squares overflow or vanish in float32, or the shift was so far
+ * from the mean that most of the squares cancel. Returns 1 if sums around a better shift will do. */
+static int doubtful_moments(call *k, int64_t c, double sum, double squares, int final) {
+    double power = squares / k->count;
+    if (!final && isfinite(sum) && isfinite(power) && power > 1e-30) {
+        k->shift[c] = (float)k->mean[c];
         return 1;
     }
     exact_moments(k, c);
     return 0;
-}
-
-/* From moments to the coefficients of y = (x - mean) * scale + offset. The mean is kept as a float plus the part
- * that the float lost, and the lost part goes into the offset: x - mean is then exact near the mean, however large
- * the mean is, at no cost per element. */
-static void set_coefficients(const bn_args *a, int64_t c, double mean, double var) {
-    float *saved = a->saved;
-    const int64_t C = a->channels;
-    double invstd = 1.0 / sqrt(var + a->eps);
-    double scale = invstd * (a->weight ? (double)a->weight[c] : 1.0);
-    float high = (float)mean;
-    double low = isfinite(high) ? mean - (double)high : 0.0;
-    saved[BN_MEAN * C + c] = high;
-    saved[BN_MEAN_LOW * C + c] = (float)low;
-    saved[BN_SCALE * C + c] = (float)scale;
-    saved[BN_OFFSET * C + c] = (float)((a->bias ? (double)a->bias[c] : 0.0) - low * scale);
-    saved[BN_INVSTD * C + c] = (float)invstd;
-}
-
-/* Backward, from the sums of g and g*(x - mean): gradients of gamma and beta, and the three coefficients of dx. */
-static void finish_gradients(call *k, int64_t c, double sum, double product) {
-    const bn_args *a = k->a;
-    const float *saved = a->saved;
-    const int64_t C = a->channels;
-    double low = saved[BN_MEAN_LOW * C + c], invstd = saved[BN_INVSTD * C + c], scale = saved[BN_SCALE * C + c];
-    double centred = product - low * sum;
-    if (a->grad_weight) a->grad_weight[c] = (float)(centred * invstd);
-    if (a->grad_bias) a->grad_bias[c] = (float)sum;
-    if (a->operation == BN_BACKWARD_EVAL) {
-        k->grad_x[c] = k->grad_1[c] = 0;
-        return;
-    }
-    double slope = -scale * invstd * (invstd * (centred / k->count));
-    k->grad_x[c] = (float)slope;
-    k->grad_1[c] = (float)(-scale * (sum / k->count) - slope * low);
 }
 
 /* The running averages, all or none: a batch with one bad channel leaves every buffer as it was. */

@@ -14,7 +14,7 @@ enum { BN_ABI = 1 };
 
 enum bn_operation { BN_TRAIN = 0, BN_EVAL = 1, BN_BACKWARD_TRAIN = 2, BN_BACKWARD_EVAL = 3 };
 enum bn_dtype { BN_FLOAT32 = 0, BN_BFLOAT16 = 1 };
-enum bn_activation { BN_NONE = 0, BN_RELU = 1, BN_RELU6 = 2, BN_LEAKY_RELU = 3, BN_SILU = 4 };
+enum bn_activation { BN_NONE = 0, BN_RELU = 1, BN_CLIPPED = 2, BN_SILU = 3 };
 
 /* What the backward pass reads besides x and dy to find the activation's slope (forward: whether there is a residual). */
 enum bn_aux { BN_AUX_NONE = 0, BN_AUX_OUTPUT = 1, BN_AUX_RESIDUAL = 2 };
@@ -31,7 +31,7 @@ typedef struct {
     const float *weight, *bias;
     float *running_mean, *running_var; /* NULL: do not update (training); the statistics to use (eval) */
     float *saved, *grad_weight, *grad_bias;
-    double eps, momentum, slope;
+    double eps, momentum, slope, cap;
 } bn_args;
 
 /* 0: done. k > 0: done, but channel k-1 is the first whose moments are not finite, and no running statistic was

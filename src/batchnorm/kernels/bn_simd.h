@@ -64,17 +64,15 @@ INLINE vd NAME(widened)(vf v) {
 #endif
 }
 
-INLINE void NAME(add)(vd *sum, vf v) {
-    vd w = NAME(widened)(v);
-    sum->low += w.low;
-    sum->high += w.high;
-}
-
 INLINE void NAME(add_at)(double *p, vf v) {
-    vd sum;
-    memcpy(&sum, p, sizeof sum);
-    NAME(add)(&sum, v);
-    memcpy(p, &sum, sizeof sum);
+    vd w = NAME(widened)(v);
+    vdh low, high;
+    memcpy(&low, p, sizeof low);
+    memcpy(&high, p + L / 2, sizeof high);
+    low += w.low;
+    high += w.high;
+    memcpy(p, &low, sizeof low);
+    memcpy(p + L / 2, &high, sizeof high);
 }
 
 /* bfloat16 is the upper half of a float32. */
@@ -140,25 +138,26 @@ INLINE vf NAME(exponential)(vf x) {
 
 INLINE vf NAME(sigmoid)(vf z) { return 1.0f / (1.0f + NAME(exponential)(-z)); }
 
-/* Comparisons are written so that a NaN passes through, as in torch. */
-INLINE vf NAME(activate)(vf z, float slope, int act) {
-    const vf zero = {0}, six = zero + 6.0f;
+/* BN_CLIPPED is z where 0 < z < cap, slope*z below, cap above: relu6 and leaky_relu. Comparisons are written so that
+ * a NaN passes through, as in torch. */
+INLINE vf NAME(activate)(vf z, const bn_args *a, int act) {
+    const vf zero = {0}, cap = zero + (float)a->cap, lowest = zero - 3.4028235e38f;
     switch (act) {
     case BN_RELU: return (vf)((vi)z & ~(z <= zero));
-    case BN_RELU6: z = (vf)((vi)z & ~(z <= zero)); return NAME(select)(z > six, six, z);
-    case BN_LEAKY_RELU: return NAME(select)(z <= zero, z * slope, z);
+    case BN_CLIPPED:
+        z = NAME(select)(z <= zero, NAME(select)(z < lowest, lowest, z) * (float)a->slope, z);
+        return NAME(select)(z > cap, cap, z);
     case BN_SILU: return z * NAME(sigmoid)(z);
     default: return z;
     }
 }
 
 /* dy times the activation's slope; `z` is the activation's input, or its output where that tells the same. */
-INLINE vf NAME(through)(vf dy, vf z, float slope, int act) {
-    const vf zero = {0}, six = zero + 6.0f;
+INLINE vf NAME(through)(vf dy, vf z, const bn_args *a, int act) {
+    const vf zero = {0}, cap = zero + (float)a->cap;
     switch (act) {
     case BN_RELU: return (vf)((vi)dy & ~(z <= zero));
-    case BN_RELU6: return (vf)((vi)dy & ~((z <= zero) | (z >= six)));
-    case BN_LEAKY_RELU: return NAME(select)(z <= zero, dy * slope, dy);
+    case BN_CLIPPED: return (vf)((vi)NAME(select)(z <= zero, dy * (float)a->slope, dy) & ~(z >= cap));
     case BN_SILU: {
         vf s = NAME(sigmoid)(z);
         return dy * (s * (1.0f + z * (1.0f - s)));
@@ -173,6 +172,11 @@ typedef struct {
     vf centre, scale, offset, grad_x, grad_1;
 } coefficients;
 
+/* The same for many channels or columns: where the coefficients of each are. */
+typedef struct {
+    const float *centre, *scale, *offset, *grad_x, *grad_1;
+} NAME(columns);
+
 /* The activation's input (or output, if that was kept) at element i. */
 INLINE vf NAME(before_activation)(const bn_args *a, int64_t i, vf d, const coefficients *k, int aux, int bf16) {
     if (aux == BN_AUX_OUTPUT) return NAME(load)(a->aux_data, i, bf16);
@@ -183,7 +187,7 @@ INLINE vf NAME(before_activation)(const bn_args *a, int64_t i, vf d, const coeff
 INLINE vf NAME(gradient)(const bn_args *a, int64_t i, vf d, const coefficients *k, int act, int aux, int bf16) {
     vf dy = NAME(load)(a->dy, i, bf16);
     if (act == BN_NONE) return dy;
-    return NAME(through)(dy, NAME(before_activation)(a, i, d, k, aux, bf16), (float)a->slope, act);
+    return NAME(through)(dy, NAME(before_activation)(a, i, d, k, aux, bf16), a, act);
 }
 
 /* First sweep: u and d of the vector at element i. `keep` stores g, the gradient of the residual. */
@@ -205,7 +209,7 @@ INLINE void NAME(write)(const bn_args *a, int64_t i, const coefficients *k, int 
         NAME(store)(a->out, i, g * k->scale + (d * k->grad_x + k->grad_1), bf16);
     } else {
         vf z = NAME(before_activation)(a, i, d, k, aux, bf16);
-        NAME(store)(a->out, i, NAME(activate)(z, (float)a->slope, act), bf16);
+        NAME(store)(a->out, i, NAME(activate)(z, a, act), bf16);
     }
 }
 
@@ -214,6 +218,7 @@ INLINE void NAME(write)(const bn_args *a, int64_t i, const coefficients *k, int 
 INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t n, const coefficients *k, vd *sums, int backward, int keep,
                           int act, int aux, int bf16) {
     vf d, u;
+    vdh s_low = sums[0].low, s_high = sums[0].high, p_low = sums[1].low, p_high = sums[1].high;
     for (; n >= 8 * L; i += 8 * L, n -= 8 * L) {
         vf s[2] = {{0}, {0}}, p[2] = {{0}, {0}};
 #pragma GCC unroll 8
@@ -222,10 +227,9 @@ INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t n, const coeffici
             s[j & 1] += u;
             p[j & 1] += u * d;
         }
-        NAME(add)(&sums[0], s[0] + s[1]);
-        NAME(add)(&sums[1], p[0] + p[1]);
+        vd ws = NAME(widened)(s[0] + s[1]), wp = NAME(widened)(p[0] + p[1]);
+        s_low += ws.low, s_high += ws.high, p_low += wp.low, p_high += wp.high;
     }
-    if (n == 0) return;
     vf s = {0}, p = {0};
     for (; n >= L; i += L, n -= L) {
         u = NAME(term)(a, i, &d, k, backward, keep, act, aux, bf16);
@@ -238,8 +242,9 @@ INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t n, const coeffici
         s += u;
         p += u * d;
     }
-    NAME(add)(&sums[0], s);
-    NAME(add)(&sums[1], p);
+    vd ws = NAME(widened)(s), wp = NAME(widened)(p);
+    sums[0].low = s_low + ws.low, sums[0].high = s_high + ws.high;
+    sums[1].low = p_low + wp.low, sums[1].high = p_high + wp.high;
 }
 
 INLINE void NAME(write_run)(const bn_args *a, int64_t i, int64_t n, const coefficients *k, int backward, int keep, int act,
@@ -256,12 +261,19 @@ INLINE void NAME(write_run)(const bn_args *a, int64_t i, int64_t n, const coeffi
  * than a vector, so that one huge channel can be shared among threads. */
 INLINE int64_t NAME(pieces)(const bn_args *a) { return a->positions >= 65536 ? a->positions / 32768 : 1; }
 
-INLINE void NAME(sweep_runs)(const bn_args *a, int64_t c, int64_t from, int64_t to, const coefficients *k, vd *sums,
-                             int backward, int keep, int act, int aux, int bf16) {
+INLINE coefficients NAME(of_channel)(const NAME(columns) * w, int64_t c) {
+    return (coefficients){NAME(splat)(w->centre[c]), NAME(splat)(w->scale[c]), NAME(splat)(w->offset[c]),
+                          NAME(splat)(w->grad_x[c]), NAME(splat)(w->grad_1[c])};
+}
+
+/* Neighbouring channels c0..c1 together, so that short runs are read as one long stretch of memory. */
+INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, int64_t from, int64_t to,
+                             const NAME(columns) * columns, vd (*sums)[2], int backward, int keep, int act, int aux,
+                             int bf16) {
+    /* Copies, which stores through the output's pointer cannot be thought to change. */
+    const bn_args copy = *arguments, *a = &copy;
+    const NAME(columns) w = *columns;
     const int64_t cut = NAME(pieces)(a), S = a->positions;
-    const coefficients q = *k; /* copies, which stores through pointers cannot be thought to change */
-    vd total[2];
-    if (sums) memcpy(total, sums, sizeof total);
     for (int64_t r = from; r < to; r++) {
         int64_t n = r, first = 0, last = S;
         if (cut > 1) {
@@ -269,32 +281,30 @@ INLINE void NAME(sweep_runs)(const bn_args *a, int64_t c, int64_t from, int64_t 
             first = (r % cut) * S / cut;
             last = (r % cut + 1) * S / cut;
         }
-        int64_t i = (n * a->channels + c) * S + first;
-        if (sums) NAME(sum_run)(a, i, last - first, &q, total, backward, keep, act, aux, bf16);
-        else NAME(write_run)(a, i, last - first, &q, backward, keep, act, aux, bf16);
+        for (int64_t c = c0; c < c1; c++) {
+            const coefficients q = NAME(of_channel)(&w, c);
+            const int64_t i = (n * a->channels + c) * S + first;
+            if (sums) NAME(sum_run)(a, i, last - first, &q, sums[c - c0], backward, keep, act, aux, bf16);
+            else NAME(write_run)(a, i, last - first, &q, backward, keep, act, aux, bf16);
+        }
     }
-    if (sums) memcpy(sums, total, sizeof total);
 }
 
 /* ---- matrix: rows r0..r1 of columns c0..c1; c1 - c0 >= L ----------------------------------------------------- */
-
-typedef struct {
-    const float *centre, *scale, *offset, *grad_x, *grad_1;
-} NAME(columns);
 
 INLINE coefficients NAME(at)(const NAME(columns) * w, int64_t c) {
     return (coefficients){NAME(loadf)(w->centre + c), NAME(loadf)(w->scale + c), NAME(loadf)(w->offset + c),
                           NAME(loadf)(w->grad_x + c), NAME(loadf)(w->grad_1 + c)};
 }
 
-/* One vector of columns over `rows` rows. `fresh` lanes of the vector have not been counted yet. */
-INLINE void NAME(sum_columns)(const call *k, int64_t r, int rows, int64_t c, int64_t fresh, const NAME(columns) * w,
+/* One vector of columns over `rows` rows of `width` elements, from element i. `fresh` lanes of the vector have not
+ * been counted yet. */
+INLINE void NAME(sum_columns)(const bn_args *a, int64_t i, int64_t width, int rows, int64_t fresh, const coefficients *q,
                               double *sum, double *product, int backward, int keep, int act, int aux, int bf16) {
-    coefficients q = NAME(at)(w, c);
     vf s[2] = {{0}, {0}}, p[2] = {{0}, {0}}, d;
 #pragma GCC unroll 8
-    for (int j = 0; j < rows; j++) {
-        vf u = NAME(term)(k->a, (r + j) * k->columns + c, &d, &q, backward, keep, act, aux, bf16);
+    for (int j = 0; j < rows; j++, i += width) {
+        vf u = NAME(term)(a, i, &d, q, backward, keep, act, aux, bf16);
         s[j & 1] += u;
         p[j & 1] += u * d;
     }
@@ -304,151 +314,198 @@ INLINE void NAME(sum_columns)(const call *k, int64_t r, int rows, int64_t c, int
         s[0] = (vf)((vi)s[0] & NAME(last_lanes)(fresh));
         p[0] = (vf)((vi)p[0] & NAME(last_lanes)(fresh));
     }
-    NAME(add_at)(sum + c, s[0]);
-    NAME(add_at)(product + c, p[0]);
+    NAME(add_at)(sum, s[0]);
+    NAME(add_at)(product, p[0]);
 }
 
-INLINE void NAME(sum_rows)(const call *k, int64_t r, int rows, int64_t c0, int64_t c1, const NAME(columns) * w, double *sum,
-                           double *product, int backward, int keep, int act, int aux, int bf16) {
+INLINE void NAME(sum_rows)(const bn_args *a, int64_t i, int64_t width, int rows, int64_t c0, int64_t c1,
+                           const NAME(columns) * w, double *sum, double *product, int backward, int keep, int act, int aux,
+                           int bf16) {
+    /* Eight rows at a vector's width jump about in memory, and the hardware does not see through it: fetch the next
+     * eight rows in the order of their addresses. */
+    const int size = bf16 ? 2 : 4, lines = rows * L * size / 64;
+    const char *next_x = (const char *)a->x + (i + rows * width) * size;
+    const char *next_dy = (const char *)a->dy + (i + rows * width) * size;
+    const int fetch = rows == 8 && c1 - c0 == width;
     int64_t c = c0;
-    for (; c + L <= c1; c += L) NAME(sum_columns)(k, r, rows, c, L, w, sum, product, backward, keep, act, aux, bf16);
-    if (c < c1) NAME(sum_columns)(k, r, rows, c1 - L, c1 - c, w, sum, product, backward, keep, act, aux, bf16);
-}
-
-INLINE void NAME(write_rows)(const call *k, int64_t r, int rows, int64_t c0, int64_t c1, const NAME(columns) * w,
-                             int backward, int keep, int act, int aux, int bf16) {
-    for (int64_t c = c0; c < c1; c += L) {
-        int64_t at = c + L <= c1 ? c : c1 - L;
-        coefficients q = NAME(at)(w, at);
-#pragma GCC unroll 4
-        for (int j = 0; j < rows; j++)
-            NAME(write)(k->a, (r + j) * k->columns + at, &q, backward, keep, act, aux, bf16);
+    for (; c + L <= c1; c += L) {
+        coefficients q = NAME(at)(w, c);
+        for (int j = 0; fetch && j < lines; j++) {
+            __builtin_prefetch(next_x);
+            next_x += 64;
+            if (backward) __builtin_prefetch(next_dy);
+            next_dy += 64;
+        }
+        NAME(sum_columns)(a, i + c, width, rows, L, &q, sum + c, product + c, backward, keep, act, aux, bf16);
+    }
+    if (c < c1) {
+        const int64_t last = c1 - L;
+        coefficients q = NAME(at)(w, last);
+        NAME(sum_columns)(a, i + last, width, rows, c1 - c, &q, sum + last, product + last, backward, keep, act, aux, bf16);
     }
 }
 
-INLINE void NAME(sweep_matrix)(const call *k, int64_t r0, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * w,
+/* One row at a time: memory is then written from end to end. */
+INLINE void NAME(write_row)(const bn_args *a, int64_t i, int64_t c0, int64_t c1, const NAME(columns) * w, int backward,
+                            int keep, int act, int aux, int bf16) {
+    for (int64_t c = c0; c < c1; c += L) {
+        const int64_t at = c + L <= c1 ? c : c1 - L;
+        const coefficients q = NAME(at)(w, at);
+        NAME(write)(a, i + at, &q, backward, keep, act, aux, bf16);
+    }
+}
+
+INLINE void NAME(sweep_matrix)(const call *k, int64_t r, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * columns,
                                double *sum, double *product, int backward, int keep, int act, int aux, int bf16) {
-    int64_t r = r0;
+    const bn_args copy = *k->a, *a = &copy;
+    const NAME(columns) w = *columns;
+    const int64_t n = k->columns;
     if (sum) {
-        for (; r + 8 <= r1; r += 8) NAME(sum_rows)(k, r, 8, c0, c1, w, sum, product, backward, keep, act, aux, bf16);
-        for (; r < r1; r++) NAME(sum_rows)(k, r, 1, c0, c1, w, sum, product, backward, keep, act, aux, bf16);
+        for (; r + 8 <= r1; r += 8)
+            NAME(sum_rows)(a, r * n, n, 8, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
+        for (; r < r1; r++) NAME(sum_rows)(a, r * n, n, 1, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
     } else {
-        for (; r + 4 <= r1; r += 4) NAME(write_rows)(k, r, 4, c0, c1, w, backward, keep, act, aux, bf16);
-        for (; r < r1; r++) NAME(write_rows)(k, r, 1, c0, c1, w, backward, keep, act, aux, bf16);
+        for (; r < r1; r++) NAME(write_row)(a, r * n, c0, c1, &w, backward, keep, act, aux, bf16);
     }
 }
 
 /* ---- the specialised copies --------------------------------------------------------------------------------- */
 
-/* The first sweep forward knows nothing of activations; every other sweep has one copy per (act, aux, dtype). */
-#define CASE(act, aux, bf16, CALL) \
-    case ((act) * 3 + (aux)) * 2 + (bf16): CALL(act, aux, bf16); break;
-#define BOTH(act, aux, CALL) CASE(act, aux, 0, CALL) CASE(act, aux, 1, CALL)
-#define THREE(act, CALL) BOTH(act, 0, CALL) BOTH(act, 1, CALL) BOTH(act, 2, CALL)
-#define DISPATCH(a, CALL)                                                                       \
-    switch (((a)->activation * 3 + (a)->aux) * 2 + (a)->dtype) {                                \
-        THREE(BN_NONE, CALL) THREE(BN_RELU, CALL) THREE(BN_RELU6, CALL) THREE(BN_LEAKY_RELU, CALL) THREE(BN_SILU, CALL) \
-    }
+/* One copy per (activation, aux, dtype) that occurs: forward, the aux is the residual; backward, it is what tells the
+ * slope; and the gradient of a residual is stored only where it differs from dy, that is, behind an activation. */
+#define KEY(act, aux, bf16) (((act) * 3 + (aux)) * 2 + (bf16))
+#define COPY(act, aux, CALL)                             \
+    case KEY(act, aux, 0): CALL(act, aux, 0); break;     \
+    case KEY(act, aux, 1): CALL(act, aux, 1); break;
+#define PLAIN(CALL) COPY(BN_NONE, BN_AUX_NONE, CALL)
+#define FORWARD(CALL)                                                              \
+    PLAIN(CALL) COPY(BN_NONE, BN_AUX_RESIDUAL, CALL)                               \
+    COPY(BN_RELU, BN_AUX_NONE, CALL) COPY(BN_RELU, BN_AUX_RESIDUAL, CALL)          \
+    COPY(BN_CLIPPED, BN_AUX_NONE, CALL) COPY(BN_CLIPPED, BN_AUX_RESIDUAL, CALL)    \
+    COPY(BN_SILU, BN_AUX_NONE, CALL) COPY(BN_SILU, BN_AUX_RESIDUAL, CALL)
+#define KEPT(CALL) \
+    COPY(BN_RELU, BN_AUX_OUTPUT, CALL) COPY(BN_CLIPPED, BN_AUX_OUTPUT, CALL) COPY(BN_SILU, BN_AUX_RESIDUAL, CALL)
+#define BACKWARD(CALL)                                                                                     \
+    PLAIN(CALL) KEPT(CALL)                                                                                 \
+    COPY(BN_RELU, BN_AUX_NONE, CALL) COPY(BN_CLIPPED, BN_AUX_NONE, CALL) COPY(BN_SILU, BN_AUX_NONE, CALL)
 
-static void NAME(runs)(const bn_args *a, int64_t c, int64_t from, int64_t to, const coefficients *k, vd *sums) {
+static void NAME(runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t from, int64_t to, const NAME(columns) * w,
+                       vd (*sums)[2]) {
     const int backward = a->operation >= BN_BACKWARD_TRAIN, keep = a->out_residual != NULL;
-    if (!backward && sums) {
-        if (a->dtype == BN_FLOAT32) NAME(sweep_runs)(a, c, from, to, k, sums, 0, 0, 0, 0, 0);
-        else NAME(sweep_runs)(a, c, from, to, k, sums, 0, 0, 0, 0, 1);
-    } else if (!backward) {
-#define CALL(act, aux, bf16) NAME(sweep_runs)(a, c, from, to, k, NULL, 0, 0, act, aux, bf16)
-        DISPATCH(a, CALL)
-#undef CALL
-    } else if (sums) {
-        if (keep) {
-#define CALL(act, aux, bf16) NAME(sweep_runs)(a, c, from, to, k, sums, 1, 1, act, aux, bf16)
-            DISPATCH(a, CALL)
-#undef CALL
-        } else {
-#define CALL(act, aux, bf16) NAME(sweep_runs)(a, c, from, to, k, sums, 1, 0, act, aux, bf16)
-            DISPATCH(a, CALL)
-#undef CALL
-        }
-    } else if (keep) {
-        if (a->dtype == BN_FLOAT32) NAME(sweep_runs)(a, c, from, to, k, NULL, 1, 1, 0, 0, 0);
-        else NAME(sweep_runs)(a, c, from, to, k, NULL, 1, 1, 0, 0, 1);
-    } else {
-#define CALL(act, aux, bf16) NAME(sweep_runs)(a, c, from, to, k, NULL, 1, 0, act, aux, bf16)
-        DISPATCH(a, CALL)
-#undef CALL
-    }
+    const int64_t key = KEY(a->activation, a->aux, a->dtype), plain = KEY(BN_NONE, BN_AUX_NONE, a->dtype);
+#define FORWARD_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, sums, 0, 0, act, aux, bf16)
+#define FORWARD_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, NULL, 0, 0, act, aux, bf16)
+#define BACKWARD_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, sums, 1, 0, act, aux, bf16)
+#define BACKWARD_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, NULL, 1, 0, act, aux, bf16)
+#define KEPT_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, sums, 1, 1, act, aux, bf16)
+#define KEPT_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, NULL, 1, 1, act, aux, bf16)
+#include "bn_copies.h"
 }
 
 static void NAME(matrix)(const call *k, int64_t r0, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * w,
-                         double *sum, double *product) {
+                         double *sums, double *products) {
     const bn_args *a = k->a;
     const int backward = a->operation >= BN_BACKWARD_TRAIN, keep = a->out_residual != NULL;
-    if (!backward && sum) {
-        if (a->dtype == BN_FLOAT32) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, sum, product, 0, 0, 0, 0, 0);
-        else NAME(sweep_matrix)(k, r0, r1, c0, c1, w, sum, product, 0, 0, 0, 0, 1);
-    } else if (!backward) {
-#define CALL(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, NULL, NULL, 0, 0, act, aux, bf16)
-        DISPATCH(a, CALL)
-#undef CALL
-    } else if (sum) {
-        if (keep) {
-#define CALL(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, sum, product, 1, 1, act, aux, bf16)
-            DISPATCH(a, CALL)
-#undef CALL
-        } else {
-#define CALL(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, sum, product, 1, 0, act, aux, bf16)
-            DISPATCH(a, CALL)
-#undef CALL
-        }
-    } else if (keep) {
-        if (a->dtype == BN_FLOAT32) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 1, 0, 0, 0);
-        else NAME(sweep_matrix)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 1, 0, 0, 1);
-    } else {
-#define CALL(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 0, act, aux, bf16)
-        DISPATCH(a, CALL)
-#undef CALL
-    }
+    const int64_t key = KEY(a->activation, a->aux, a->dtype), plain = KEY(BN_NONE, BN_AUX_NONE, a->dtype);
+#define FORWARD_SUM(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, sums, products, 0, 0, act, aux, bf16)
+#define FORWARD_WRITE(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, NULL, NULL, 0, 0, act, aux, bf16)
+#define BACKWARD_SUM(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, sums, products, 1, 0, act, aux, bf16)
+#define BACKWARD_WRITE(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 0, act, aux, bf16)
+#define KEPT_SUM(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, sums, products, 1, 1, act, aux, bf16)
+#define KEPT_WRITE(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 1, act, aux, bf16)
+#include "bn_copies.h"
 }
-#undef CASE
-#undef BOTH
-#undef THREE
-#undef DISPATCH
+#undef KEY
+#undef COPY
+#undef PLAIN
+#undef FORWARD
+#undef KEPT
+#undef BACKWARD
 
-/* ---- tasks on runs ------------------------------------------------------------------------------------------ */
+/* ---- from sums to coefficients ------------------------------------------------------------------------------- */
 
-INLINE coefficients NAME(of_channel)(const call *k, int64_t c, int shifted) {
+static NAME(columns) NAME(of_channels)(const call *k, int shifted) {
     const float *saved = k->a->saved;
     const int64_t C = k->a->channels;
-    return (coefficients){NAME(splat)(shifted ? k->shift[c] : saved[BN_MEAN * C + c]), NAME(splat)(saved[BN_SCALE * C + c]),
-                          NAME(splat)(saved[BN_OFFSET * C + c]), NAME(splat)(k->grad_x[c]), NAME(splat)(k->grad_1[c])};
+    return (NAME(columns)){shifted ? k->shift : saved + BN_MEAN * C, saved + BN_SCALE * C, saved + BN_OFFSET * C, k->grad_x,
+                           k->grad_1};
 }
 
-/* A guess of the mean from the middle of four runs. */
-static void NAME(guess_runs)(call *k, int64_t c) {
-    const bn_args *a = k->a;
-    const int64_t S = a->positions, middle = (S - L) / 2;
-    vf sum = {0};
-    for (int j = 0; j < 4; j++) {
-        int64_t i = ((j * a->batch / 4) * a->channels + c) * S + middle;
-        sum += NAME(load)(a->x, i, a->dtype == BN_BFLOAT16);
+/* The coefficients of y = (x - mean) * scale + offset. The mean is kept as a float plus the part that the float lost,
+ * and the lost part goes into the offset: x - mean is then exact near the mean, however large the mean is, at no cost
+ * per element. (This loop and the two below have no branches, so that they become vector code.) */
+INLINE void NAME(coefficient_loop)(const call *k, int64_t c0, int64_t c1, const float *weight, const float *bias) {
+    const int64_t C = k->a->channels;
+    const double eps = k->a->eps, *means = k->mean, *vars = k->var;
+    float *restrict saved = k->a->saved;
+    for (int64_t c = c0; c < c1; c++) {
+        double mean = means[c], invstd = 1.0 / sqrt(vars[c] + eps), scale = weight ? invstd * (double)weight[c] : invstd;
+        float high = (float)mean;
+        double low = mean - (double)high;
+        saved[BN_MEAN * C + c] = high;
+        saved[BN_MEAN_LOW * C + c] = (float)low;
+        saved[BN_SCALE * C + c] = (float)scale;
+        saved[BN_OFFSET * C + c] = (float)((bias ? (double)bias[c] : 0.0) - low * scale);
+        saved[BN_INVSTD * C + c] = (float)invstd;
     }
-    vd wide = NAME(widened)(sum);
-    float guess = (float)(NAME(total)(&wide) / (4 * L));
-    k->shift[c] = isfinite(guess) ? guess : 0;
 }
 
-/* Finish channel c from its sums. Returns 1 if the forward sums must be taken again around the better shift. */
-static int NAME(finish)(call *k, int64_t c, double sum, double product, int final) {
+static void NAME(set_coefficients)(const call *k, int64_t c0, int64_t c1) {
+    const float *weight = k->a->weight, *bias = k->a->bias;
+    if (weight && bias) NAME(coefficient_loop)(k, c0, c1, weight, bias);
+    else if (weight) NAME(coefficient_loop)(k, c0, c1, weight, NULL);
+    else NAME(coefficient_loop)(k, c0, c1, NULL, bias);
+}
+
+/* Moments of channels c0..c1 from the sums of d = x - shift and of d*d; sums[0] belongs to c0. A shift within two sigma
+ * of the mean lets at most four fifths of the squares cancel. Returns 1 if some sums must be taken again. */
+static int NAME(finish_moments)(call *k, int64_t c0, int64_t c1, const double *restrict sums, const double *restrict squares,
+                                int final) {
+    const double inverse = 1.0 / k->count;
+    const float *shift = k->shift;
+    double *restrict means = k->mean, *restrict vars = k->var;
+    int64_t doubts = 0;
+    int again = 0;
+    for (int64_t c = c0; c < c1; c++) {
+        double s = sums[c - c0], q = squares[c - c0], d = s * inverse, dd = d * d, var = q * inverse - dd;
+        means[c] = (double)shift[c] + d;
+        vars[c] = var > 0 ? var : 0;
+        doubts += !(((var >= 1e-30) & (var <= 1e30) & (dd <= 4 * var)) | ((s == 0) & (q == 0)));
+    }
+    for (int64_t c = c0; doubts && c < c1; c++) {
+        double s = sums[c - c0], q = squares[c - c0], d = s * inverse, dd = d * d, var = q * inverse - dd;
+        if (!((var >= 1e-30 && var <= 1e30 && dd <= 4 * var) || (s == 0 && q == 0)))
+            again |= doubtful_moments(k, c, s, q, final);
+    }
+    if (!again) NAME(set_coefficients)(k, c0, c1);
+    return again;
+}
+
+/* Backward, from the sums of g and of g*(x - mean): the gradients of gamma and beta, the coefficients of dx. */
+static void NAME(finish_gradients)(call *k, int64_t c0, int64_t c1, const double *restrict sums,
+                                   const double *restrict products) {
     const bn_args *a = k->a;
-    if (a->operation != BN_TRAIN) {
-        finish_gradients(k, c, sum, product);
-        return 0;
+    const int64_t C = a->channels;
+    const double inverse = a->operation == BN_BACKWARD_EVAL ? 0.0 : 1.0 / k->count;
+    const float *saved = a->saved;
+    float *restrict grad_x = k->grad_x, *restrict grad_1 = k->grad_1;
+    for (int64_t c = c0; c < c1; c++) {
+        double low = saved[BN_MEAN_LOW * C + c], invstd = saved[BN_INVSTD * C + c], scale = saved[BN_SCALE * C + c];
+        double sum = sums[c - c0], centred = products[c - c0] - low * sum;
+        double slope = -scale * invstd * (invstd * (centred * inverse));
+        grad_x[c] = (float)slope;
+        grad_1[c] = (float)(-scale * (sum * inverse) - slope * low);
     }
-    if (finish_moments(k, c, sum, product, final)) {
-        k->shift[c] = (float)k->mean[c];
-        return 1;
-    }
-    set_coefficients(a, c, k->mean[c], k->var[c]);
+    for (int64_t c = c0; a->grad_weight && c < c1; c++)
+        a->grad_weight[c] = (float)((products[c - c0] - (double)saved[BN_MEAN_LOW * C + c] * sums[c - c0]) *
+                                    (double)saved[BN_INVSTD * C + c]);
+    for (int64_t c = c0; a->grad_bias && c < c1; c++) a->grad_bias[c] = (float)sums[c - c0];
+}
+
+/* Returns 1 if the sums must be taken again, around a better shift. */
+static int NAME(finish)(call *k, int64_t c0, int64_t c1, const double *sums, const double *products, int final) {
+    if (k->a->operation == BN_TRAIN) return NAME(finish_moments)(k, c0, c1, sums, products, final);
+    NAME(finish_gradients)(k, c0, c1, sums, products);
     return 0;
 }
 
@@ -457,70 +514,96 @@ static int NAME(needs_sums)(const bn_args *a) {
            (a->operation == BN_BACKWARD_EVAL && (a->grad_weight || a->grad_bias || a->out_residual));
 }
 
-/* A whole channel, sums to output. */
-static void NAME(channel_task)(void *context, int64_t c) {
+/* ---- tasks on runs ------------------------------------------------------------------------------------------ */
+
+enum { NAME(MAX_BLOCK) = 32 };
+
+/* A guess of the mean from the middle of four runs. */
+static void NAME(guess_runs)(call *k, int64_t c0, int64_t c1) {
+    const bn_args *a = k->a;
+    const int64_t S = a->positions, middle = (S - L) / 2;
+    for (int64_t c = c0; c < c1; c++) {
+        vf sum = {0};
+        for (int j = 0; j < 4; j++) {
+            int64_t i = ((j * a->batch / 4) * a->channels + c) * S + middle;
+            sum += NAME(load)(a->x, i, a->dtype == BN_BFLOAT16);
+        }
+        vd wide = NAME(widened)(sum);
+        float guess = (float)(NAME(total)(&wide) / (4 * L));
+        k->shift[c] = isfinite(guess) ? guess : 0;
+    }
+}
+
+/* Sums of channels c0..c1 over the runs from..to, as plain doubles. */
+static void NAME(run_sums)(call *k, int64_t c0, int64_t c1, int64_t from, int64_t to, double *sums, double *products) {
+    vd vectors[NAME(MAX_BLOCK)][2];
+    memset(vectors, 0, (size_t)(c1 - c0) * sizeof *vectors);
+    const NAME(columns) w = NAME(of_channels)(k, k->a->operation == BN_TRAIN);
+    NAME(runs)(k->a, c0, c1, from, to, &w, vectors);
+    for (int64_t c = 0; c < c1 - c0; c++) {
+        sums[c] = NAME(total)(&vectors[c][0]);
+        products[c] = NAME(total)(&vectors[c][1]);
+    }
+}
+
+/* Whole channels, sums to output. */
+static void NAME(channels_task)(void *context, int64_t task) {
     call *k = context;
     const bn_args *a = k->a;
-    const int64_t all = a->batch * NAME(pieces)(a);
-    const int train = a->operation == BN_TRAIN;
-    if (train) NAME(guess_runs)(k, c);
-    if (NAME(needs_sums)(a)) {
-        for (int final = 0; final < 2; final++) {
-            coefficients q = NAME(of_channel)(k, c, train);
-            vd sums[2] = {{{0}, {0}}, {{0}, {0}}};
-            NAME(runs)(a, c, 0, all, &q, sums);
-            if (!NAME(finish)(k, c, NAME(total)(&sums[0]), NAME(total)(&sums[1]), final)) break;
-        }
-    } else if (a->operation == BN_BACKWARD_EVAL) {
-        k->grad_x[c] = k->grad_1[c] = 0;
+    const int64_t all = a->batch * NAME(pieces)(a), c0 = task * k->block;
+    const int64_t c1 = c0 + k->block < a->channels ? c0 + k->block : a->channels;
+    double sums[NAME(MAX_BLOCK)], products[NAME(MAX_BLOCK)];
+    if (a->operation == BN_TRAIN) NAME(guess_runs)(k, c0, c1);
+    for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
+        NAME(run_sums)(k, c0, c1, 0, all, sums, products);
+        again = NAME(finish)(k, c0, c1, sums, products, final);
     }
-    coefficients q = NAME(of_channel)(k, c, 0);
-    NAME(runs)(a, c, 0, all, &q, NULL);
+    const NAME(columns) w = NAME(of_channels)(k, 0);
+    NAME(runs)(a, c0, c1, 0, all, &w, NULL);
 }
 
 /* The same in two phases, a channel cut into chunks: task = channel * chunks + chunk. */
-static void NAME(piece_range)(const call *k, int64_t task, int64_t *c, int64_t *from, int64_t *to) {
+static void NAME(chunk_of_runs)(const call *k, int64_t task, int64_t *c, int64_t *from, int64_t *to) {
     const int64_t all = k->a->batch * NAME(pieces)(k->a), chunk = task % k->chunks;
     *c = task / k->chunks;
     *from = chunk * all / k->chunks;
     *to = (chunk + 1) * all / k->chunks;
 }
 
-static void NAME(piece_sums)(void *context, int64_t task) {
+static void NAME(chunk_sums)(void *context, int64_t task) {
     call *k = context;
     int64_t c, from, to;
-    NAME(piece_range)(k, task, &c, &from, &to);
-    coefficients q = NAME(of_channel)(k, c, k->a->operation == BN_TRAIN);
-    vd sums[2] = {{{0}, {0}}, {{0}, {0}}};
-    NAME(runs)(k->a, c, from, to, &q, sums);
-    k->partial[2 * task] = NAME(total)(&sums[0]);
-    k->partial[2 * task + 1] = NAME(total)(&sums[1]);
+    NAME(chunk_of_runs)(k, task, &c, &from, &to);
+    NAME(run_sums)(k, c, c + 1, from, to, k->partial + 2 * task, k->partial + 2 * task + 1);
 }
 
-static void NAME(piece_write)(void *context, int64_t task) {
+static void NAME(chunk_write)(void *context, int64_t task) {
     call *k = context;
     int64_t c, from, to;
-    NAME(piece_range)(k, task, &c, &from, &to);
-    coefficients q = NAME(of_channel)(k, c, 0);
-    NAME(runs)(k->a, c, from, to, &q, NULL);
+    NAME(chunk_of_runs)(k, task, &c, &from, &to);
+    const NAME(columns) w = NAME(of_channels)(k, 0);
+    NAME(runs)(k->a, c, c + 1, from, to, &w, NULL);
 }
 
 static int64_t NAME(run_runs)(call *k) {
     const bn_args *a = k->a;
-    const int64_t C = a->channels, all = a->batch * NAME(pieces)(a);
-    /* Cut channels when there are so few of them that threads would idle. */
-    if (a->threads <= 1 || C >= 2 * a->threads || C % a->threads == 0 || all == 1) {
-        parallel(a->threads, C, NAME(channel_task), k);
+    const int64_t C = a->channels, all = a->batch * NAME(pieces)(a), threads = a->threads;
+    if (threads <= 1 || C >= 4 * threads || C % threads == 0 || all == 1) {
+        /* Stretches of about 8 KB, as long as every thread gets a few tasks. */
+        k->block = 2048 / a->positions;
+        if (k->block > C / (4 * threads)) k->block = C / (4 * threads);
+        if (k->block > NAME(MAX_BLOCK)) k->block = NAME(MAX_BLOCK);
+        if (k->block < 1) k->block = 1;
+        parallel(threads, (C + k->block - 1) / k->block, NAME(channels_task), k);
         return 0;
     }
-    k->chunks = all < 4 * a->threads ? all : 4 * a->threads;
+    /* So few channels that threads would idle: cut them. */
+    k->chunks = all < 4 * threads ? all : 4 * threads;
     k->partial = malloc((size_t)(2 * C * k->chunks) * sizeof(double));
     if (!k->partial) return -1;
-    if (a->operation == BN_TRAIN)
-        for (int64_t c = 0; c < C; c++) NAME(guess_runs)(k, c);
-    for (int64_t c = 0; c < C; c++) k->grad_x[c] = k->grad_1[c] = 0;
+    if (a->operation == BN_TRAIN) NAME(guess_runs)(k, 0, C);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
-        parallel(a->threads, C * k->chunks, NAME(piece_sums), k);
+        parallel(threads, C * k->chunks, NAME(chunk_sums), k);
         again = 0;
         for (int64_t c = 0; c < C; c++) {
             double sum = 0, product = 0;
@@ -528,35 +611,25 @@ static int64_t NAME(run_runs)(call *k) {
                 sum += k->partial[2 * i];
                 product += k->partial[2 * i + 1];
             }
-            again |= NAME(finish)(k, c, sum, product, final);
+            again |= NAME(finish)(k, c, c + 1, &sum, &product, final);
         }
     }
-    parallel(a->threads, C * k->chunks, NAME(piece_write), k);
+    parallel(threads, C * k->chunks, NAME(chunk_write), k);
     free(k->partial);
     return 0;
 }
 
 /* ---- tasks on the matrix ------------------------------------------------------------------------------------ */
 
-/* Coefficients as the columns see them: the channel's own arrays, or copies with every value repeated. */
-static NAME(columns) NAME(view)(const call *k, int shifted) {
-    const float *saved = k->a->saved;
-    const int64_t C = k->a->channels;
-    if (k->group > 1)
-        return (NAME(columns)){k->wide[0], k->wide[1], k->wide[2], k->wide[3], k->wide[4]};
-    return (NAME(columns)){shifted ? k->shift : saved + BN_MEAN * C, saved + BN_SCALE * C, saved + BN_OFFSET * C, k->grad_x,
-                           k->grad_1};
-}
-
-static void NAME(widen)(call *k, int64_t c0, int64_t c1, int shifted) {
-    if (k->group <= 1) return;
-    const float *saved = k->a->saved;
-    const int64_t C = k->a->channels, g = k->group;
-    const float *from[5] = {shifted ? k->shift : saved + BN_MEAN * C, saved + BN_SCALE * C, saved + BN_OFFSET * C, k->grad_x,
-                            k->grad_1};
-    for (int j = 0; j < 5; j++)
+/* Coefficients as the columns see them: the channels' own, or copies with every value repeated. */
+static NAME(columns) NAME(of_columns)(call *k, int64_t c0, int64_t c1, int shifted, int fill) {
+    const NAME(columns) own = NAME(of_channels)(k, shifted);
+    if (k->group == 1) return own;
+    const float *from[5] = {own.centre, own.scale, own.offset, own.grad_x, own.grad_1};
+    for (int j = 0; fill && j < 5; j++)
         for (int64_t c = c0; c < c1; c++)
-            for (int64_t s = 0; s < g; s++) k->wide[j][c * g + s] = from[j][c];
+            for (int64_t s = 0; s < k->group; s++) k->wide[j][c * k->group + s] = from[j][c];
+    return (NAME(columns)){k->wide[0], k->wide[1], k->wide[2], k->wide[3], k->wide[4]};
 }
 
 /* A guess of the mean from eight rows spread over the batch. */
@@ -566,21 +639,26 @@ static void NAME(guess_columns)(call *k, int64_t c0, int64_t c1) {
     for (int64_t c = c0; c < c1; c++) k->shift[c] = 0;
     for (int j = 0; j < 8; j++) {
         const int64_t n = j * k->rows / 8;
-        for (int64_t c = c0; c < c1; c++)
+        int64_t c = c0;
+        for (; g == 1 && c + L <= c1; c += L) {
+            vf sum = NAME(loadf)(k->shift + c) + NAME(load)(a->x, n * k->columns + c, a->dtype == BN_BFLOAT16);
+            NAME(store)(k->shift, c, sum, 0);
+        }
+        for (; c < c1; c++)
             for (int64_t s = 0; s < g; s++) k->shift[c] += (float)element(a, n, c, s);
     }
     for (int64_t c = c0; c < c1; c++) k->shift[c] = isfinite(k->shift[c]) ? k->shift[c] / (float)(8 * g) : 0;
 }
 
-/* Finish channels c0..c1 from the sums of their columns. */
-static int NAME(finish_columns)(call *k, int64_t c0, int64_t c1, const double *sum, const double *product, int final) {
-    int again = 0;
-    for (int64_t c = c0; c < c1; c++) {
+/* Finish channels c0..c1 from the sums of their columns, which are first added up per channel, in place. */
+static int NAME(finish_columns)(call *k, int64_t c0, int64_t c1, double *sums, double *products, int final) {
+    for (int64_t c = 0; k->group > 1 && c < c1 - c0; c++) {
         double s = 0, p = 0;
-        for (int64_t j = c * k->group; j < (c + 1) * k->group; j++) s += sum[j], p += product[j];
-        again |= NAME(finish)(k, c, s, p, final);
+        for (int64_t j = c * k->group; j < (c + 1) * k->group; j++) s += sums[j], p += products[j];
+        sums[c] = s;
+        products[c] = p;
     }
-    return again;
+    return NAME(finish)(k, c0, c1, sums, products, final);
 }
 
 /* Few rows: a tile of columns, sums to output, while it is in the cache. */
@@ -588,67 +666,61 @@ static void NAME(tile_task)(void *context, int64_t task) {
     call *k = context;
     const bn_args *a = k->a;
     const int train = a->operation == BN_TRAIN;
-    const int64_t C = a->channels, g = k->group, c0 = task * k->tile, rest = C - c0;
-    /* The last tile takes what would be too little for a vector. */
+    const int64_t g = k->group, c0 = task * k->tile, rest = a->channels - c0;
+    /* The last tile takes what would be too little for one of its own. */
     const int64_t c1 = c0 + (rest < 2 * k->tile ? rest : k->tile);
-    double *sum = k->partial, *product = k->partial + k->columns;
-    if (!train)
-        for (int64_t c = c0; c < c1; c++) k->grad_x[c] = k->grad_1[c] = 0;
+    double *sums = k->partial, *products = k->partial + k->columns;
     if (train) NAME(guess_columns)(k, c0, c1);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
-        NAME(widen)(k, c0, c1, train);
-        NAME(columns) w = NAME(view)(k, train);
-        memset(sum + c0 * g, 0, (size_t)((c1 - c0) * g) * sizeof *sum);
-        memset(product + c0 * g, 0, (size_t)((c1 - c0) * g) * sizeof *sum);
-        NAME(matrix)(k, 0, k->rows, c0 * g, c1 * g, &w, sum, product);
-        again = NAME(finish_columns)(k, c0, c1, sum, product, final);
+        const NAME(columns) w = NAME(of_columns)(k, c0, c1, train, 1);
+        memset(sums + c0 * g, 0, (size_t)((c1 - c0) * g) * sizeof *sums);
+        memset(products + c0 * g, 0, (size_t)((c1 - c0) * g) * sizeof *sums);
+        NAME(matrix)(k, 0, k->rows, c0 * g, c1 * g, &w, sums, products);
+        again = NAME(finish_columns)(k, c0, c1, sums + c0 * g, products + c0 * g, final);
     }
-    NAME(widen)(k, c0, c1, 0);
-    NAME(columns) w = NAME(view)(k, 0);
+    const NAME(columns) w = NAME(of_columns)(k, c0, c1, 0, 1);
     NAME(matrix)(k, 0, k->rows, c0 * g, c1 * g, &w, NULL, NULL);
 }
 
 /* Many rows: chunks of rows, in two phases. */
 static void NAME(rows_sums)(void *context, int64_t task) {
     call *k = context;
-    double *sum = k->partial + task * 2 * k->columns;
-    memset(sum, 0, (size_t)(2 * k->columns) * sizeof *sum);
-    NAME(columns) w = NAME(view)(k, k->a->operation == BN_TRAIN);
-    NAME(matrix)(k, task * k->rows / k->chunks, (task + 1) * k->rows / k->chunks, 0, k->columns, &w, sum, sum + k->columns);
+    double *sums = k->partial + task * 2 * k->columns;
+    memset(sums, 0, (size_t)(2 * k->columns) * sizeof *sums);
+    const NAME(columns) w = NAME(of_columns)(k, 0, 0, k->a->operation == BN_TRAIN, 0);
+    const int64_t from = task * k->rows / k->chunks, to = (task + 1) * k->rows / k->chunks;
+    NAME(matrix)(k, from, to, 0, k->columns, &w, sums, sums + k->columns);
 }
 
 /* Last chunk first: it is what the first phase left in the cache. */
 static void NAME(rows_write)(void *context, int64_t task) {
     call *k = context;
+    const NAME(columns) w = NAME(of_columns)(k, 0, 0, 0, 0);
     task = k->chunks - 1 - task;
-    NAME(columns) w = NAME(view)(k, 0);
     NAME(matrix)(k, task * k->rows / k->chunks, (task + 1) * k->rows / k->chunks, 0, k->columns, &w, NULL, NULL);
 }
 
-static int64_t NAME(run_rows)(call *k) {
+static void NAME(run_rows)(call *k) {
     const bn_args *a = k->a;
     const int64_t C = a->channels;
     const int train = a->operation == BN_TRAIN;
-    if (!train)
-        for (int64_t c = 0; c < C; c++) k->grad_x[c] = k->grad_1[c] = 0;
     if (train) NAME(guess_columns)(k, 0, C);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
-        NAME(widen)(k, 0, C, train);
+        NAME(of_columns)(k, 0, C, train, 1);
         parallel(a->threads, k->chunks, NAME(rows_sums), k);
         for (int64_t t = 1; t < k->chunks; t++)
             for (int64_t j = 0; j < 2 * k->columns; j++) k->partial[j] += k->partial[t * 2 * k->columns + j];
         again = NAME(finish_columns)(k, 0, C, k->partial, k->partial + k->columns, final);
     }
-    NAME(widen)(k, 0, C, 0);
+    NAME(of_columns)(k, 0, C, 0, 1);
     parallel(a->threads, k->chunks, NAME(rows_write), k);
-    return 0;
 }
 
 static int64_t NAME(run_matrix)(call *k) {
     const bn_args *a = k->a;
     const int64_t columns = k->columns, rows = k->rows;
-    const int tiled = rows <= 1024 && NAME(needs_sums)(a);
-    /* Chunks do not depend on the number of threads up to 16, and so neither does any bit of the result. */
+    const int tiled = rows <= 256 && NAME(needs_sums)(a);
+    /* Up to 16 threads the chunks do not depend on their number, and so neither does any bit of the result. */
     k->chunks = tiled ? 1 : a->threads > 16 ? a->threads : 16;
     if (k->chunks > (rows + 7) / 8) k->chunks = (rows + 7) / 8;
     const size_t wide = k->group > 1 ? 5 * (size_t)columns * sizeof(float) : 0;
@@ -657,8 +729,8 @@ static int64_t NAME(run_matrix)(call *k) {
     k->partial = (double *)memory;
     for (int j = 0; j < 5; j++) k->wide[j] = (float *)(k->partial + 2 * columns * k->chunks) + j * columns;
     if (tiled) {
-        /* A tile of about 128 KB, of whole channels and at least 64 columns (four cache lines). */
-        int64_t tile = (32768 / rows + 63) / 64 * 64;
+        /* A tile of about 512 KB, of whole channels and at least 64 columns (four cache lines). */
+        int64_t tile = (131072 / rows + 63) / 64 * 64;
         int64_t share = (columns + a->threads - 1) / a->threads;
         if (tile > share) tile = (share + 63) / 64 * 64;
         k->tile = (tile + k->group - 1) / k->group;
@@ -673,11 +745,14 @@ static int64_t NAME(run_matrix)(call *k) {
 
 static int64_t NAME(run)(call *k) {
     const bn_args *a = k->a;
-    if (a->operation == BN_EVAL)
+    for (int64_t c = 0; c < a->channels; c++) k->grad_x[c] = k->grad_1[c] = 0;
+    if (a->operation == BN_EVAL) {
         for (int64_t c = 0; c < a->channels; c++) {
-            k->grad_x[c] = k->grad_1[c] = 0;
-            set_coefficients(a, c, a->running_mean[c], a->running_var[c]);
+            k->mean[c] = a->running_mean[c];
+            k->var[c] = a->running_var[c];
         }
+        NAME(set_coefficients)(k, 0, a->channels);
+    }
     return k->group ? NAME(run_matrix)(k) : NAME(run_runs)(k);
 }
 

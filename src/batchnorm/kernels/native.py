@@ -13,10 +13,11 @@ ABI = 1
 SAVED_ROWS = 5
 TRAIN, EVAL, BACKWARD_TRAIN, BACKWARD_EVAL = range(4)
 AUX_NONE, AUX_OUTPUT, AUX_RESIDUAL = range(3)
-ACTIVATIONS = {"none": 0, "relu": 1, "relu6": 2, "leaky_relu": 3, "silu": 4}
+# Name -> the kernel's code and the upper bound of a clipped activation (its slope below 0 is an argument).
+ACTIVATIONS = {"none": (0, 0.0), "relu": (1, 0.0), "relu6": (2, 6.0), "leaky_relu": (2, float("inf")), "silu": (3, 0.0)}
 
-# The fields of bn_args in bn.h, in order: 20 integers and addresses, then eps, momentum, slope.
-pack_arguments = struct.Struct("20q3d").pack
+# The fields of bn_args in bn.h, in order: 20 integers and addresses, then eps, momentum, slope, cap.
+pack_arguments = struct.Struct("20q4d").pack
 
 LIBRARY = Path(__file__).with_name("_bn.so")
 SWITCH = "BATCHNORM_KERNEL"

@@ -1,43 +1,21 @@
-"""The stacked training loop: plain SGD, every member with its own learning rate, weights and order of examples."""
+"""The stacked training loop: plain SGD, each member with its own learning rate, weights and batches."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from batchnorm.errors import BatchNormError
+from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.data.digits import Split
+from batchnorm.lab.networks.inception import Inception
 
 VALIDATION_CHUNK = 64
-
-
-@dataclass(frozen=True)
-class Member:
-    """One network of a stack: its learning rate, and the seed of its weights and of its order of examples."""
-
-    learning_rate: float
-    seed: int
-
-
-@dataclass(frozen=True)
-class Curve:
-    """What one member did: validation accuracy and mean training loss at each evaluated step.
-
-    Both are NaN from the first evaluation after the member diverged.
-    """
-
-    member: Member
-    steps: tuple[int, ...]
-    accuracy: tuple[float, ...]
-    loss: tuple[float, ...]
-    diverged_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,12 +36,12 @@ def batches(seed: int, examples: int, size: int) -> Iterator[Tensor]:
     # Its own kind of generator: the torch streams that draw the weights start from the same seed.
     random = np.random.default_rng(seed)
     while True:
-        order = torch.from_numpy(random.permutation(examples))
-        yield from order.split(size)[: examples // size]
+        whole = examples - examples % size
+        yield from torch.from_numpy(random.permutation(examples)[:whole]).view(-1, size)
 
 
 def train(
-    network: nn.Module,
+    network: Inception,
     members: Sequence[Member],
     data: Split,
     *,
@@ -74,19 +52,15 @@ def train(
 ) -> list[Curve]:
     """Train a stack and return a curve for each member.
 
-    >>> curves = train(Inception([0, 1]), [Member(0.1, 0), Member(0.2, 1)], digits.load(), steps=500)  # doctest: +SKIP
+    >>> members = [Member(0.1, seed=0), Member(0.2, seed=1)]
+    >>> curves = train(Inception([0, 1]), members, digits.load(), steps=500)  # doctest: +SKIP
 
     A member whose loss stops being finite is marked as diverged and set to zero; the others do not notice.
     """
-    if batch_size > len(data.train_labels):
-        raise BatchNormError(
-            f"a batch of {batch_size} examples was asked for but there are {len(data.train_labels)} to train on",
-            do="choose a smaller batch size",
-        )
     images, labels = torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels)
     orders = [batches(member.seed, len(labels), batch_size) for member in members]
-    rates = torch.tensor([member.learning_rate for member in members])
     parameters = list(network.parameters())
+    rates = torch.tensor([member.learning_rate for member in members], dtype=parameters[0].dtype)
     diverged: list[int | None] = [None] * len(members)
     rows: list[tuple[int, Tensor, Tensor]] = []
     total, count, best = torch.zeros(len(members)), 0, 0.0
@@ -123,7 +97,7 @@ def train(
 
 
 def member_losses(scores: Tensor, labels: Tensor) -> Tensor:
-    """Give each member's mean cross-entropy from scores (count, members, classes) and labels (count, members).
+    """Give each member's mean cross-entropy: scores are (count, members, classes), labels (count, members).
 
     >>> member_losses(torch.zeros(4, 2, 10), torch.zeros(4, 2, dtype=torch.int64)).exp().round()
     tensor([10., 10.])
@@ -146,18 +120,18 @@ def descend(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rates: Te
 
 
 @torch.no_grad()
-def clear(network: nn.Module, members: Sequence[int]) -> None:
+def clear(network: Inception, members: Sequence[int]) -> None:
     """Set a member's parameters and statistics to zero, so that a stack holds finite numbers only.
 
     >>> clear(network, members=[3])  # doctest: +SKIP
     """
     for tensor in (*network.parameters(), *network.buffers()) if members else ():
         if tensor.dim() > 0:
-            tensor.unflatten(0, (network.members, -1))[list(members)] = 0.0
+            tensor.view(network.members, -1)[list(members)] = 0.0
 
 
 @torch.no_grad()
-def validate(network: nn.Module, data: Split) -> Tensor:
+def validate(network: Inception, data: Split) -> Tensor:
     """Give each member's validation accuracy with population statistics: the running averages.
 
     >>> validate(Inception([0, 1]), digits.load()).shape  # doctest: +SKIP
@@ -166,8 +140,9 @@ def validate(network: nn.Module, data: Split) -> Tensor:
     network.eval()
     images, labels = torch.from_numpy(data.validation_images), torch.from_numpy(data.validation_labels)
     right = torch.zeros(())
-    for chunk, wanted in zip(images.split(VALIDATION_CHUNK), labels.split(VALIDATION_CHUNK), strict=True):
-        scores = network(chunk.repeat(1, network.members, 1, 1))
-        right = right + (scores.argmax(2) == wanted[:, None]).sum(0)
+    for start in range(0, len(labels), VALIDATION_CHUNK):
+        chosen = slice(start, start + VALIDATION_CHUNK)
+        scores = network(images[chosen].repeat(1, network.members, 1, 1))
+        right = right + (scores.argmax(2) == labels[chosen, None]).sum(0)
     network.train()
     return right / len(labels)

@@ -1,8 +1,8 @@
 """An Inception-style network, many members trained side by side as the groups of one grouped convolution.
 
-A stack of K members holds member k's channels beside member k+1's. Every operation here acts on a group, a channel or
-a position alone, so the members never meet: each one computes what it would compute by itself, at a fraction of the
-cost of running them in turn.
+A stack of K members holds member k's channels beside member k+1's. Every operation here acts on a group, a
+channel or a position alone, so the members never meet: each one computes what it would compute by itself, at
+a fraction of the cost of running them in turn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
-from batchnorm.lab.networks import initial
+from batchnorm.lab.networks.schemes import deviation
 
 BLOCKS = 4
 HALVED_BEFORE = (0,)  # the blocks in front of which the maps are halved
@@ -33,6 +33,23 @@ def torch_norm(channels: int, activation: str) -> nn.Module:
     8
     """
     return nn.Sequential(nn.BatchNorm2d(channels), ACTIVATIONS[activation]())
+
+
+def draw(
+    streams: Sequence[torch.Generator], outputs: int, inputs: int, kernel: int, scheme: str, copies: int = 1
+) -> Tensor:
+    """Draw the stacked Gaussian weights of a convolution, each member from its own stream.
+
+    >>> streams = [torch.Generator().manual_seed(seed) for seed in (1, 2, 1)]
+    >>> weights = draw(streams, outputs=4, inputs=3, kernel=1, scheme="xavier")
+    >>> weights.shape, torch.equal(weights[:4], weights[8:])
+    (torch.Size([12, 3, 1, 1]), True)
+
+    ``copies`` convolutions of one shape come side by side; each is scaled as the single convolution it is.
+    """
+    scale = deviation(scheme, inputs * kernel**2, outputs * kernel**2)
+    shape = (copies * outputs, inputs, kernel, kernel)
+    return torch.cat([torch.randn(shape, generator=stream) for stream in streams]) * scale
 
 
 class GroupedConv(nn.Module):
@@ -53,9 +70,10 @@ class GroupedConv(nn.Module):
         bias: bool = True,
         scheme: str = "xavier",
     ) -> None:
+        """Draw the weights; biases begin at zero."""
         super().__init__()
         self.members, self.padding = len(streams), kernel // 2
-        self.weight = nn.Parameter(initial.draw(streams, outputs, inputs, kernel, scheme, copies))
+        self.weight = nn.Parameter(draw(streams, outputs, inputs, kernel, scheme, copies))
         self.bias = nn.Parameter(torch.zeros(len(self.weight))) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,6 +100,7 @@ class Block(nn.Module):
     BRANCHES = 4
 
     def __init__(self, unit: MakeUnit, members: int, inputs: int, width: int) -> None:
+        """Build the branches from ``unit``."""
         super().__init__()
         self.members = members
         # Three branches begin with a 1x1 convolution of the same input: one call computes all three.
@@ -104,7 +123,7 @@ def side_by_side(parts: Sequence[Tensor], members: int) -> Tensor:
     [0.0, 10.0, 1.0, 11.0]
     """
     # Channels come last in memory, so splitting the last axis of this view copies nothing.
-    rows = [part.permute(0, 2, 3, 1).unflatten(3, (members, -1)) for part in parts]
+    rows = [torch.unflatten(part.permute(0, 2, 3, 1), 3, (members, -1)) for part in parts]
     return torch.cat(rows, dim=4).flatten(3).permute(0, 3, 1, 2)
 
 
@@ -115,7 +134,7 @@ def apart(maps: Tensor, members: int, parts: int) -> Sequence[Tensor]:
     >>> first.flatten().tolist(), second.flatten().tolist()
     ([0.0, 1.0], [10.0, 11.0])
     """
-    rows = maps.permute(0, 2, 3, 1).unflatten(3, (members, parts, -1)).unbind(4)
+    rows = torch.unflatten(maps.permute(0, 2, 3, 1), 3, (members, parts, -1)).unbind(4)
     return [row.flatten(3).permute(0, 3, 1, 2) for row in rows]
 
 
@@ -126,9 +145,9 @@ class Inception(nn.Module):
     >>> stack(torch.zeros(32, 3, 8, 8)).shape
     torch.Size([32, 3, 10])
 
-    The input has one image per member in its channels, the output one row of class scores. Batch Normalization
-    stands between each convolution and its nonlinearity, and those convolutions have no bias: the mean that is
-    subtracted would cancel it.
+    The input has one image per member in its channels, the output one row of class scores. Batch
+    Normalization stands between each convolution and its nonlinearity, and those convolutions have no bias:
+    the mean that is subtracted would cancel it.
     """
 
     def __init__(
@@ -142,9 +161,12 @@ class Inception(nn.Module):
         channels: int = 1,
         classes: int = 10,
     ) -> None:
+        """Build one member for each seed."""
         super().__init__()
         if activation not in ACTIVATIONS:
-            raise BatchNormError(f"there is no activation {activation!r}", do=f"choose one of {', '.join(ACTIVATIONS)}")
+            raise BatchNormError(
+                f"there is no activation {activation!r}", do=f"choose one of {', '.join(ACTIVATIONS)}"
+            )
         streams = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.members = len(streams)
 
@@ -167,4 +189,4 @@ class Inception(nn.Module):
         for index, block in enumerate(self.blocks):
             x = block(F.max_pool2d(x, 2) if index in HALVED_BEFORE else x)
         scores: Tensor = self.read_out(x.mean((2, 3), keepdim=True))
-        return scores.flatten(1).unflatten(1, (self.members, -1))
+        return scores.view(len(x), self.members, -1)

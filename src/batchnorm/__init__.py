@@ -1,0 +1,67 @@
+"""Batch Normalization as a system for people who train PyTorch networks.
+
+>>> import torch, batchnorm as bn
+>>> layer = bn.BatchNorm2d(16, activation="relu")
+>>> layer(torch.randn(8, 16, 5, 5)).shape
+torch.Size([8, 16, 5, 5])
+
+Names are imported when they are first used, so that ``import batchnorm`` and the command line cost nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from batchnorm import functional, kernels, reference
+    from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
+    from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+    from batchnorm.layers.switches import no_update, use_batch_statistics
+    from batchnorm.memory import keep_freed_memory
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BatchNorm1d": "layers.batch",
+    "BatchNorm2d": "layers.batch",
+    "BatchNorm3d": "layers.batch",
+    "no_update": "layers.switches",
+    "use_batch_statistics": "layers.switches",
+    "keep_freed_memory": "memory",
+    "BatchNormError": "errors",
+    "BatchNormWarning": "errors",
+    "NonFiniteBatch": "errors",
+    "functional": "",
+    "kernels": "",
+    "reference": "",
+}
+
+__all__ = [
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "BatchNormError",
+    "BatchNormWarning",
+    "NonFiniteBatch",
+    "functional",
+    "keep_freed_memory",
+    "kernels",
+    "no_update",
+    "reference",
+    "use_batch_statistics",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'batchnorm' has no attribute {name!r}")
+    home = _HOME[name]
+    module = import_module(f"batchnorm.{home or name}")
+    value = getattr(module, name) if home else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

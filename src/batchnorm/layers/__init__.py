@@ -1,0 +1,1 @@
+"""Layers: small modules over ``functional.py``."""

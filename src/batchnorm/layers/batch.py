@@ -1,0 +1,196 @@
+"""``BatchNorm1d/2d/3d``: torch's layers with a faster kernel, fused neighbours and three independent switches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from batchnorm.errors import BatchNormError
+from batchnorm.functional import NONFINITE, normalize, report_nonfinite
+from batchnorm.kernels.native import ACTIVATIONS
+
+STATISTICS = ("auto", "batch", "running")
+
+
+class _Fast(_BatchNorm):
+    """What the three layers share; the classes below only say how many dimensions an input has.
+
+    The additions are class attributes with torch's behaviour as their default, so that a layer unpickled from an
+    older version, or a torch layer whose ``__class__`` was exchanged, has them too.
+    """
+
+    activation: str | None = None
+    negative_slope: float = 0.01
+    statistics: str = "auto"
+    update: bool | None = None
+    nonfinite: str = "reject"
+    dimensions: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        activation: str | None = None,
+        negative_slope: float = 0.01,
+        statistics: str = "auto",
+        update: bool | None = None,
+        nonfinite: str = "reject",
+        **of_torch: Any,
+    ) -> None:
+        # `bias=False` came with torch 2.13 and reaches it in of_torch.
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **of_torch)
+        where = type(self).__name__
+        for name, value, choices in (
+            ("activation", activation or "none", tuple(ACTIVATIONS)),
+            ("statistics", statistics, STATISTICS),
+            ("nonfinite", nonfinite, NONFINITE),
+            ("update", update, (None, True, False)),
+        ):
+            if value not in choices:
+                options = ", ".join(map(repr, choices))
+                raise BatchNormError(f"{name} is {value!r}", where=where, do=f"use one of {options}")
+        self.activation, self.negative_slope = activation, negative_slope
+        self.statistics, self.update, self.nonfinite = statistics, update, nonfinite
+
+    @property
+    def learn(self) -> bool:
+        """Whether gamma and beta learn: the third switch. It sets their ``requires_grad``.
+
+        >>> layer = BatchNorm1d(4)
+        >>> layer.learn = False
+        >>> layer.train().learn, layer.weight.requires_grad
+        (False, False)
+        """
+        return any(p.requires_grad for p in (self.weight, self.bias) if p is not None)
+
+    @learn.setter
+    def learn(self, value: bool) -> None:
+        for parameter in (self.weight, self.bias):
+            if parameter is not None:
+                parameter.requires_grad_(value)
+
+    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Normalise, add ``residual`` if one is given, apply the layer's activation.
+
+        >>> layer = BatchNorm2d(8, activation="relu")
+        >>> x = torch.randn(4, 8, 6, 6)
+        >>> bool((layer(x, residual=x) >= 0).all())
+        True
+        """
+        self._check_input_dim(input)
+        mean, var = self.running_mean, self.running_var
+        tracked = mean is not None and var is not None
+        if self.statistics == "auto":
+            from_batch = self.training or not tracked
+        else:
+            from_batch = self.statistics == "batch"
+        update = tracked and (self.training and self.track_running_stats if self.update is None else self.update)
+        momentum = 0.0
+        if update:
+            momentum = self._factor() if self.momentum is None else self.momentum
+        where = type(self).__name__
+        rest = (self.eps, self.activation, residual, self.negative_slope, where)
+        if from_batch:
+            shown = (mean, var) if update else (None, None)
+            y, finite = normalize(input, *shown, self.weight, self.bias, True, momentum, *rest)
+        else:
+            if update:  # torch's operators keep the statistics for the backward pass; give them a copy to keep
+                y, _ = normalize(input, mean.clone(), var.clone(), self.weight, self.bias, False, 0.0, *rest)
+                finite = self._observe(input, momentum)
+            else:
+                y, finite = normalize(input, mean, var, self.weight, self.bias, False, 0.0, *rest)
+        if finite is not None:
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(finite)
+            if finite is not True and not torch.compiler.is_compiling():
+                report_nonfinite(finite, self.nonfinite, where)
+        return y
+
+    @torch.no_grad()
+    def _observe(self, input: Tensor, momentum: float) -> Tensor | bool | None:
+        """Update the running statistics with a batch that they themselves normalise."""
+        buffers = (self.running_mean, self.running_var)
+        return normalize(input.detach(), *buffers, None, None, True, momentum, self.eps, None, None, 0.0, "")[1]
+
+    def _factor(self) -> float:
+        """With momentum None, every batch so far weighs the same."""
+        seen = self.num_batches_tracked
+        return 1.0 if seen is None else 1.0 / (float(seen) + 1.0)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() not in self.dimensions:
+            wanted = " or ".join(f"{d}D" for d in self.dimensions)
+            better = {2: "BatchNorm1d", 3: "BatchNorm1d", 4: "BatchNorm2d", 5: "BatchNorm3d"}.get(input.dim())
+            raise BatchNormError(
+                f"expected {wanted} input (got {input.dim()}D input of shape {list(input.shape)})",
+                where=type(self).__name__,
+                do=f"use {better} for it" if better else "give it the dimensions (batch, channels, ...)",
+            )
+
+    def extra_repr(self) -> str:
+        """Show torch's own words, and of the additions those that are not at their default.
+
+        >>> print(BatchNorm1d(2, activation="relu").extra_repr().split(", ")[-1])
+        activation='relu'
+        """
+        added = [
+            f"{name}={getattr(self, name)!r}"
+            for name in ("activation", "negative_slope", "statistics", "update", "nonfinite")
+            if getattr(self, name) != getattr(_Fast, name)
+        ]
+        return ", ".join([super().extra_repr(), *added])
+
+
+class BatchNorm1d(_Fast, nn.BatchNorm1d):
+    """Drop-in for ``torch.nn.BatchNorm1d``: inputs (N, C) and (N, C, L).
+
+    >>> layer = BatchNorm1d(3, activation="relu")
+    >>> layer(torch.randn(16, 3)).shape
+    torch.Size([16, 3])
+
+    Arguments, parameters, buffers and ``state_dict`` are torch's. Additions:
+
+    - ``activation``: none, relu, relu6, leaky_relu (``negative_slope``), silu, applied in the same pass;
+      ``forward(x, residual=r)`` adds ``r`` before it.
+    - three switches that survive ``train()`` and ``eval()``: ``statistics`` ("batch", "running", or "auto": the
+      batch's in training), ``update`` (True, False, or None: in training), ``learn`` (whether gamma and beta learn).
+    - ``nonfinite``: what to do with a batch that has NaN or infinite moments: "reject" (warn) or "raise". Its
+      statistics are never kept.
+    """
+
+    dimensions = (2, 3)
+
+
+class BatchNorm2d(_Fast, nn.BatchNorm2d):
+    """Drop-in for ``torch.nn.BatchNorm2d``: inputs (N, C, H, W), contiguous or channels_last.
+
+    >>> layer = BatchNorm2d(3, activation="relu")
+    >>> layer(torch.randn(4, 3, 8, 8)).shape
+    torch.Size([4, 3, 8, 8])
+
+    See `BatchNorm1d` for what it adds to torch's.
+    """
+
+    dimensions = (4,)
+
+
+class BatchNorm3d(_Fast, nn.BatchNorm3d):
+    """Drop-in for ``torch.nn.BatchNorm3d``: inputs (N, C, D, H, W), contiguous or channels_last_3d.
+
+    >>> layer = BatchNorm3d(3)
+    >>> layer(torch.randn(2, 3, 4, 4, 4)).shape
+    torch.Size([2, 3, 4, 4, 4])
+
+    See `BatchNorm1d` for what it adds to torch's.
+    """
+
+    dimensions = (5,)

@@ -1,0 +1,125 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import typer
+from batchnorm.errors import BatchNormError
+from batchnorm.lab import race as race_module
+from batchnorm.lab.command import race
+from batchnorm.lab.store import from_records
+from batchnorm.records import RecordFile
+from typer.testing import CliRunner
+
+app = typer.Typer()
+app.command()(race)
+SMALL = ["--steps", "4", "--every", "2", "--seeds", "1", "--rates", "0.1,0.2", "--batch-size", "8"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [*SMALL, "--threads", "1", *map(str, arguments)])
+
+
+def test_a_tiny_race_from_the_command_line(tmp_path):
+    before = torch.get_rng_state(), torch.get_num_threads()
+    out = tmp_path / "new" / "race.json"
+    outcome = invoke("--json", out)
+    assert outcome.exit_code == 0, outcome.output
+    for words in ("Inception: 2 networks, 4 steps", "BN-x30", "paper:", "did not train", f"is in {out}"):
+        assert words in outcome.output.replace("\n", "")
+    assert "\x1b" not in outcome.output
+    result = from_records(RecordFile.from_json(out.read_text()))
+    names = ["Inception", "BN-Baseline", "BN-x5", "BN-x30", "BN-x5-Sigmoid", "Sigmoid"]
+    assert [lane.variant for lane in result.lanes] == names
+    assert [lane.learning_rate for lane in result.lanes[1:5]] == [0.2, 1.0, 6.0, 1.0]
+    assert [len(lane.curves) for lane in result.lanes] == [2, 1, 1, 1, 1, 3]
+    assert all(curve.steps == (2, 4) for lane in result.lanes for curve in lane.curves)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == torch.get_num_threads()
+
+
+def test_the_same_race_twice_gives_the_same_curves(tmp_path):
+    curves = []
+    for name in ("a.json", "b.json"):
+        assert invoke("--json", tmp_path / name).exit_code == 0
+        lanes = from_records(RecordFile.from_json((tmp_path / name).read_text())).lanes
+        curves.append([lane.curves for lane in lanes])
+    assert curves[0] == curves[1]
+
+
+@pytest.mark.parametrize(
+    ("finished", "names"), [(0, []), (2, ["Inception", "BN-Baseline", "BN-x5", "BN-x30"])]
+)
+def test_an_interrupt_keeps_what_is_done(tmp_path, monkeypatch, finished, names):
+    stacks = iter(range(100))
+
+    def interrupted(network, members, data, *, watch, **options):
+        number = next(stacks)
+
+        def hook(progress):
+            if number == finished and progress.step == 2:
+                raise KeyboardInterrupt
+            watch(progress)
+
+        return train(network, members, data, watch=hook, **options)
+
+    train = race_module.train
+    monkeypatch.setattr(race_module, "train", interrupted)
+    outcome = invoke("--json", tmp_path / "race.json")
+    assert outcome.exit_code == 130
+    assert ("Interrupted" if names else "No variant was finished") in outcome.output
+    assert "BN-x5-Sigmoid" not in outcome.output
+    records = RecordFile.from_json((tmp_path / "race.json").read_text())
+    assert records.summary["interrupted"] is True
+    assert [lane.variant for lane in from_records(records).lanes] == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--init", "zeros"], "--init is 'zeros'; choose one of xavier, he, lecun, small-gaussian"),
+        (["--seeds", "0"], "--seeds is 0; give a whole number from 1 up"),
+        (["--steps", "-5"], "--steps is -5; give a whole number from 1 up"),
+        (["--every", "0"], "--every is 0; give a whole number from 1 up"),
+        (["--batch-size", "0"], "--batch-size is 0; give a whole number from 1 up"),
+        (
+            ["--batch-size", "5000"],
+            "--batch-size is 5000 but there are 1347 images to train on; give a smaller number",
+        ),
+        (["--rates", "fast"], "--rates is 'fast'; give rising numbers, as 0.05,0.1,0.2"),
+        (["--rates", "0.2,0.1"], "--rates is 0.2, 0.1; give rising numbers, as 0.05,0.1,0.2"),
+        (["--rates", "-1"], "-1.0 is no learning rate; give numbers above 0"),
+        (["--rates", "nan"], "nan is no learning rate; give numbers above 0"),
+        (["--threads", "-1"], "--threads is -1; give a whole number, or 0 for torch's choice"),
+        (["--json", "/"], "--json is /, a directory; give the name of a file"),
+        (["--json", "/dev/null/x.json"], "--json is /dev/null/x.json but /dev/null cannot be written to"),
+    ],
+)
+def test_bad_input_gets_one_sentence(arguments, sentence):
+    error = invoke(*arguments).exception
+    assert isinstance(error, BatchNormError)
+    assert str(error).startswith(sentence)
+    assert "\n" not in str(error)
+
+
+def test_a_terminal_shows_moving_bars():
+    from batchnorm.lab.progress import watching
+    from batchnorm.lab.train import Progress
+    from batchnorm.lab.variants import named
+    from rich.console import Console
+
+    console = Console(force_terminal=True, width=100, record=True, file=open("/dev/null", "w"))
+    with console.file, watching(console, steps=10) as watch:
+        watch([named("BN-x5"), named("BN-x30")], 6, Progress(4, 0.5))
+        watch([named("BN-x5"), named("BN-x30")], 6, Progress(10, 0.75))
+    text = console.export_text()
+    assert "BN-x5, BN-x30 (6)" in text
+    assert "10/10" in text
+    assert "best 75.0%" in text
+
+
+def test_the_command_is_known_without_torch():
+    code = "import sys, batchnorm.lab.command; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

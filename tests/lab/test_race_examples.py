@@ -1,0 +1,42 @@
+"""Every example in the lab's docstrings is run: documentation that can fail."""
+
+import doctest
+import importlib
+
+import pytest
+from batchnorm.lab.options import Options
+from batchnorm.lab.summary import Lane, Result, Steps, summarise
+from batchnorm.lab.variants import named
+
+MODULES = (
+    "command",
+    "curves",
+    "data.digits",
+    "networks.inception",
+    "networks.schemes",
+    "options",
+    "present",
+    "progress",
+    "race",
+    "store",
+    "summary",
+    "train",
+    "variants",
+    "verdict",
+)
+NAMES = {
+    "Lane": Lane,
+    "Options": Options,
+    "Result": Result,
+    "Steps": Steps,
+    "named": named,
+    "summarise": summarise,
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name):
+    module = importlib.import_module(f"batchnorm.lab.{name}")
+    outcome = doctest.testmod(module, extraglobs=NAMES, optionflags=doctest.IGNORE_EXCEPTION_DETAIL)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
