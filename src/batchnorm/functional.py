@@ -227,7 +227,7 @@ def _serves(
     if residual is not None and (residual.dtype != x.dtype or type(residual) not in _PLAIN or not residual.is_cpu):
         return False
     return (
-        x.numel() >= _LANES
+        x.numel() >= _LANES * max(x.shape[0], 1)  # a sample fills a vector, whatever its instruction set
         and x.shape[1] * 2 <= x.numel()  # an empty or single-row batch is torch's business
         and negative_slope >= 0  # else the output's sign does not tell the input's
         and not torch._C._are_functorch_transforms_active()

@@ -13,9 +13,9 @@ def curve(rate, seed, *accuracy, diverged_at=None):
     return Curve(Member(rate, seed), STEPS[: len(accuracy)], accuracy, loss, diverged_at)
 
 
-def lane(variant, rate, *rows, seconds=6.0):
+def lane(variant, rate, *rows):
     curves = tuple(curve(rate, seed, *row) for seed, row in enumerate(rows))
-    return Lane(variant, curves, rate, seconds, len(curves))
+    return Lane(variant, curves, rate, 2.5)
 
 
 def baseline():
@@ -26,12 +26,12 @@ def baseline():
         curve(0.2, 2, 0.2, 0.4, 0.70, 0.76),
     ]
     wild = [curve(0.4, seed, 0.5, 0.77, NAN, NAN, diverged_at=21) for seed in range(3)]
-    return Lane("Inception", (*slow, *best, *wild), 0.2, 18.0, 9)
+    return Lane("Inception", (*slow, *best, *wild), 0.2, 2.0)
 
 
 def race(*lanes, interrupted=False, seeds=3):
     options = Options(seeds=seeds, steps=40, every=10, rates=(0.1, 0.2, 0.4))
-    return Result(options, lanes, 450, 10, interrupted)
+    return Result(options, lanes, 450, 10, 48.0, interrupted)
 
 
 def whole_race():

@@ -1,6 +1,7 @@
 import hashlib
 
 import numpy as np
+
 from batchnorm.lab.data import digits
 
 COUNTS = [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]

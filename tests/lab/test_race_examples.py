@@ -4,6 +4,7 @@ import doctest
 import importlib
 
 import pytest
+
 from batchnorm.lab.options import Options
 from batchnorm.lab.summary import Lane, Result, Steps, summarise
 from batchnorm.lab.variants import named
@@ -12,6 +13,7 @@ MODULES = (
     "command",
     "curves",
     "data.digits",
+    "heat",
     "networks.inception",
     "networks.schemes",
     "options",

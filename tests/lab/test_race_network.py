@@ -1,9 +1,10 @@
 import pytest
 import torch
+from torch import nn
+
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.networks.inception import Block, GroupedConv, Inception, torch_norm
 from batchnorm.lab.networks.schemes import SCHEMES, deviation
-from torch import nn
 
 WIDTH = 8
 

@@ -2,18 +2,19 @@ import json
 from pathlib import Path
 
 import pytest
+from race_examples import baseline, curve, lane, race, whole_race
+
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.present import ASCII_BARS, as_text, notes, sparkline
 from batchnorm.lab.store import from_records, to_records
 from batchnorm.lab.summary import Lane, summarise
 from batchnorm.records import RecordFile
-from race_examples import baseline, curve, lane, race, whole_race
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def check_golden(name, text):
-    """Compare with the stored picture; delete the file and run again to draw it anew, then read the difference."""
+    """Compare with the stored picture; to draw it anew, delete the file, run again and read it."""
     path = GOLDEN / name
     if not path.exists():
         path.write_text(text, encoding="utf-8")
@@ -32,7 +33,7 @@ def test_an_interrupted_race_in_ascii_only():
 
 def test_a_baseline_that_did_not_train():
     flat = Lane(
-        "Inception", tuple(curve(r, s, *[0.1] * 4) for r in (0.1, 0.2, 0.4) for s in range(3)), 0.2, 9.0, 9
+        "Inception", tuple(curve(r, s, *[0.1] * 4) for r in (0.1, 0.2, 0.4) for s in range(3)), 0.2, 2.0
     )
     bn = lane("BN-Baseline", 0.2, *[(0.3, 0.6, 0.8, 0.9)] * 3)
     check_golden("race-untrained.txt", as_text(summarise(race(flat, bn))))
@@ -46,7 +47,7 @@ def test_pictures_fit_a_terminal_and_hold_no_control_characters(name):
 
 
 def test_a_best_rate_at_the_edge_of_the_grid_is_told():
-    lanes = [Lane("Inception", baseline().curves, rate, 1.0, 9) for rate in (0.1, 0.2, 0.4)]
+    lanes = [Lane("Inception", baseline().curves, rate, 1.0) for rate in (0.1, 0.2, 0.4)]
     low, middle, high = (" ".join(notes(summarise(race(each)))) for each in lanes)
     assert "is the lowest of the grid" in low
     assert "of the grid" not in middle

@@ -1,10 +1,11 @@
 import math
 
 import pytest
+from race_examples import NAN, baseline, curve, lane, race, whole_race
+
 from batchnorm.lab.curves import NEVER, best_accuracy, median_curve, steps_to
 from batchnorm.lab.summary import Lane, Steps, best_rate, fastest, steps_of, summarise, typical_best
 from batchnorm.lab.verdict import CONFIRMED, INCONCLUSIVE, REFUTED, sooner, verdicts
-from race_examples import NAN, baseline, curve, lane, race, whole_race
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_the_share_is_raced_against_the_baselines_fastest_rate():
 
 
 def test_no_ratio_and_no_verdict_against_a_baseline_that_did_not_train():
-    flat = Lane("Inception", tuple(curve(0.1, seed, 0.29) for seed in range(3)), 0.1, 1.0, 3)
+    flat = Lane("Inception", tuple(curve(0.1, seed, 0.29) for seed in range(3)), 0.1, 1.0)
     others = (lane("BN-Baseline", 0.1, *[(0.9,)] * 3), lane("BN-x5", 0.5, *[(0.95,)] * 3))
     summary = summarise(race(flat, *others))
     assert summary.target is None
@@ -129,8 +130,8 @@ def test_a_reversed_order_is_refuted_and_two_seeds_tell_nothing():
     slower = lane("BN-x5", 1.0, *[(0.1, 0.2, 0.3, 0.9)] * 3)
     faster = lane("BN-Baseline", 0.2, *[(0.9,) * 4] * 3)
     assert verdicts(summarise(race(baseline(), faster, slower)))[0].outcome == REFUTED
-    two = [Lane(each.variant, each.curves[:2], each.learning_rate, 1.0, 2) for each in (faster, slower)]
-    start = Lane("Inception", baseline().curves[3:5], 0.2, 1.0, 2)
+    two = [Lane(each.variant, each.curves[:2], each.learning_rate, 1.0) for each in (faster, slower)]
+    start = Lane("Inception", baseline().curves[3:5], 0.2, 1.0)
     (verdict,) = verdicts(summarise(race(start, *two, seeds=2)))
     assert (verdict.outcome, verdict.evidence) == (INCONCLUSIVE, "it takes 3 seeds or more to tell")
 

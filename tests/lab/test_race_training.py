@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from batchnorm.lab.curves import Member
 from batchnorm.lab.data import digits
 from batchnorm.lab.networks.inception import Inception, torch_norm

@@ -21,9 +21,10 @@ QUANTITIES = (
     "the gradient of bias",
     "that of the residual",
 )
-# Relative to the norm of torch's result. A ReLU passes or stops a value within rounding of zero by chance,
-# and in bfloat16 one in some hundred is that close; a wrong kernel is off by far more.
-TOLERANCE = {"float32": 1e-3, "bfloat16": 1e-1}
+# Relative to the norm of torch's result. Wide, because torch's own channels_last sums lose digits (0.1% of dx at
+# 32x64x56x56, measured against float64), and because a value within rounding of zero passes a ReLU or not by
+# chance (in bfloat16 one in some hundred is that close). It tells a wrong kernel, not a last digit.
+TOLERANCE = {"float32": 1e-2, "bfloat16": 1e-1}
 
 
 @dataclass(frozen=True)

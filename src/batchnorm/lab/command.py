@@ -40,7 +40,9 @@ def race(
     json: Annotated[
         Path | None, typer.Option(help="Also write every curve and figure to this file.", metavar="OUT")
     ] = None,
-    threads: Annotated[int, typer.Option(help="Threads to compute with; 0 takes what torch would.")] = 0,
+    threads: Annotated[
+        int, typer.Option(help="Train on so many threads; 0 takes as many as torch would. Changes no result.")
+    ] = 0,
 ) -> None:
     """Train one small Inception network with and without Batch Normalization, and count the steps.
 
@@ -65,16 +67,12 @@ def race(
     from batchnorm.lab.summary import summarise
 
     console = Console(highlight=False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        with watching(console, steps) as watch:
-            result = run(options, watch=watch)
-    finally:
-        torch.set_num_threads(before)
+    threads = threads or torch.get_num_threads()
+    with watching(console, steps) as watch:
+        result = run(options, threads=threads, watch=watch)
     console.print(report(summarise(result), unicode=console.encoding.startswith("utf")))
     if json is not None:
-        written = to_records(result, threads or before).write(json)
+        written = to_records(result, threads).write(json)
         console.print(f"Every curve is in {written}.", soft_wrap=True)
     if result.interrupted:
         raise typer.Exit(130)

@@ -95,7 +95,7 @@ def curves_table(summary: Summary, *, unicode: bool = True) -> Table:
     )
     table.add_column("variant", no_wrap=True)
     table.add_column("median of the seeds", no_wrap=True)
-    table.add_column("s per\nnetwork", justify="right", no_wrap=True)
+    table.add_column("core-s per\nnetwork", justify="right", no_wrap=True)
     table.add_column(f"paper:\nto {PAPER_TARGET}", justify="right", no_wrap=True)
     table.add_column("paper:\nfewer", justify="right", no_wrap=True)
     table.add_column("paper:\nbest", justify="right", no_wrap=True)
@@ -141,8 +141,9 @@ def notes(summary: Summary) -> list[str]:
         curves = summary.result.lanes[0].curves
         best = max(typical_best(at_rate(curves, each)) for each in rates_in(curves))
         return [
-            f"The baseline did not train: no ratio. At the best of its rates the median seed reached {best:.1%},"
-            f" below {TRAINED:.0f} times chance; the middle of the grid, {rate:g}, stands in for its best rate."
+            "The baseline did not train: no ratio. At the best of its rates the median seed reached"
+            f" {best:.1%} (chance is {1 / summary.result.classes:.0%}); {rate:g}, the middle of the grid,"
+            " stands in for its best rate."
         ]
     text = []
     if len(rates) > 1 and rate in (rates[0], rates[-1]):

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.data import digits
+from batchnorm.lab.heat import Crew, Heat, crew
 from batchnorm.lab.networks.inception import Inception, NormFactory, torch_norm
 from batchnorm.lab.options import Options
 from batchnorm.lab.summary import Lane, Result, best_rate
@@ -31,7 +32,9 @@ Watch = Callable[[Sequence[Variant], int, Progress], None]
 """Called after every step with the variants in training, how many networks they are and where they stand."""
 
 
-def run(options: Options, *, watch: Watch | None = None, norm: NormFactory = torch_norm) -> Result:
+def run(
+    options: Options, *, threads: int = 1, watch: Watch | None = None, norm: NormFactory = torch_norm
+) -> Result:
     """Run the whole race; an interrupt ends it and keeps the variants that were done.
 
     >>> result = run(Options(seeds=3, steps=500))  # doctest: +SKIP
@@ -44,78 +47,84 @@ def run(options: Options, *, watch: Watch | None = None, norm: NormFactory = tor
             f"--batch-size is {options.batch_size} but there are {len(data.train_labels)} images to train on",
             do="give a smaller number",
         )
-    lanes: list[Lane] = []
+    begun = time.perf_counter()
+    baseline, *others = stacks()
+    heats: list[tuple[Sequence[Variant], Heat]] = []
     interrupted = False
     try:
-        for stack in stacks():
-            lanes += run_stack(stack, options, lanes, data, watch=watch, norm=norm)
+        with crew(threads) as workers:
+            heats.append((baseline, start(workers, baseline, options, 0.0, data, watch, norm)))
+            heats[0][1].wait()
+            rate = best_rate(heats[0][1].curves(), data.classes)
+            for stack in others:
+                heats.append((stack, start(workers, stack, options, rate, data, watch, norm)))
+            for _, heat in heats:
+                heat.wait()
     except KeyboardInterrupt:
         interrupted = True
-    return Result(options, tuple(lanes), len(data.validation_labels), data.classes, interrupted)
+    lanes = tuple(
+        lane for stack, heat in heats if heat.finished for lane in lanes_of(stack, heat, data.classes)
+    )
+    seconds = time.perf_counter() - begun
+    return Result(options, lanes, len(data.validation_labels), data.classes, seconds, interrupted)
 
 
-def run_stack(
+def start(
+    workers: Crew,
     stack: Sequence[Variant],
     options: Options,
-    before: Sequence[Lane],
+    baseline_rate: float,
     data: digits.Split,
-    *,
     watch: Watch | None = None,
     norm: NormFactory = torch_norm,
-) -> list[Lane]:
-    """Train variants that differ in learning rate only, all rates and seeds side by side.
+) -> Heat:
+    """Begin to train variants that differ in learning rate only, all rates and seeds side by side.
 
-    >>> lanes = run_stack([named("Inception")], Options(steps=100), [], digits.load())  # doctest: +SKIP
+    >>> heat = start(workers, [named("BN-x5")], Options(), 0.1, digits.load())  # doctest: +SKIP
     """
-    rates = {variant.name: rates_of(variant, options, before) for variant in stack}
     members = [
         Member(rate, seed)
         for variant in stack
-        for rate in rates[variant.name]
+        for rate in rates_of(variant, options, baseline_rate)
         for seed in range(options.seeds)
     ]
-    network = Inception(
-        [member.seed for member in members],
-        norm=norm if stack[0].normalised else None,
-        activation=stack[0].activation,
-        scheme=options.init,
-        classes=data.classes,
-    )
-    begun = time.perf_counter()
-    curves = train(
-        network,
-        members,
-        data,
-        steps=options.steps,
-        batch_size=options.batch_size,
-        every=options.every,
-        watch=lambda progress: watch(stack, len(members), progress) if watch else None,
-    )
-    seconds = time.perf_counter() - begun
-    return [
-        Lane(variant.name, own, best_rate(own, data.classes), seconds, len(members))
-        for variant, own in zip(
-            stack, apart(curves, [len(rates[v.name]) * options.seeds for v in stack]), strict=True
+
+    def train_part(part: Sequence[Member], look: Callable[[Progress], None]) -> list[Curve]:
+        network = Inception(
+            [member.seed for member in part],
+            norm=norm if stack[0].normalised else None,
+            activation=stack[0].activation,
+            scheme=options.init,
+            classes=data.classes,
         )
+        amounts = {"steps": options.steps, "batch_size": options.batch_size, "every": options.every}
+        return train(network, part, data, watch=look, **amounts)
+
+    return workers.start(
+        members, train_part, watch and (lambda progress: watch(stack, len(members), progress))
+    )
+
+
+def lanes_of(stack: Sequence[Variant], heat: Heat, classes: int) -> list[Lane]:
+    """Cut a finished stack into its variants, each with an equal share of the members.
+
+    >>> lanes_of([named("BN-x5"), named("BN-x30")], heat, classes=10)  # doctest: +SKIP
+    """
+    curves, share = heat.curves(), len(heat.members) // len(stack)
+    own = [tuple(curves[index * share : (index + 1) * share]) for index in range(len(stack))]
+    seconds = heat.core_seconds() / len(heat.members)
+    return [
+        Lane(variant.name, part, best_rate(part, classes), seconds)
+        for variant, part in zip(stack, own, strict=True)
     ]
 
 
-def rates_of(variant: Variant, options: Options, before: Sequence[Lane]) -> tuple[float, ...]:
-    """Give the learning rates a variant trains at, knowing the lanes that are done.
+def rates_of(variant: Variant, options: Options, baseline_rate: float) -> tuple[float, ...]:
+    """Give the learning rates a variant trains at.
 
-    >>> rates_of(named("Inception"), Options(), [])
-    (0.02, 0.05, 0.1, 0.2, 0.5)
+    >>> rates_of(named("BN-x5"), Options(), baseline_rate=0.1)
+    (0.5,)
     """
     if variant.factor is None:
         return options.sigmoid_rates if variant.name == SIGMOID else options.rates
-    return (variant.factor * before[0].learning_rate,)
-
-
-def apart(curves: Sequence[Curve], counts: Sequence[int]) -> list[tuple[Curve, ...]]:
-    """Cut a stack's curves into those of its variants.
-
-    >>> [len(part) for part in apart(["a", "b", "c"], [1, 2])]
-    [1, 2]
-    """
-    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
-    return [tuple(curves[end - count : end]) for end, count in zip(ends, counts, strict=True)]
+    return (variant.factor * baseline_rate,)

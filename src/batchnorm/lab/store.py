@@ -31,6 +31,7 @@ def to_records(result: Result, threads: int) -> RecordFile:
         },
         tuple(measurement for lane in result.lanes for measurement in lane_records(lane)),
         {
+            "seconds": result.seconds,
             "interrupted": result.interrupted,
             "target": summary.target,
             "rows": [asdict(row) for row in summary.rows],
@@ -42,11 +43,11 @@ def to_records(result: Result, threads: int) -> RecordFile:
 def lane_records(lane: Lane) -> list[Measurement]:
     """Write one variant: its time, and two series for each network.
 
-    >>> [record.quantity for record in lane_records(Lane("BN-x5", (), 0.5, 3.0, 15))]
-    ['seconds of the stack']
+    >>> [record.quantity for record in lane_records(Lane("BN-x5", (), 0.5, 3.0))]
+    ['core seconds per network']
     """
-    about = {"variant": lane.variant, "best_rate": lane.learning_rate, "networks": lane.stack_networks}
-    records = [Measurement("seconds of the stack", about, (lane.stack_seconds,), "s")]
+    about = {"variant": lane.variant, "best_rate": lane.learning_rate}
+    records = [Measurement("core seconds per network", about, (lane.seconds_per_network,), "s")]
     for curve in lane.curves:
         setting = {"variant": lane.variant, **asdict(curve.member), "diverged_at": curve.diverged_at}
         records.append(Measurement("validation accuracy", setting, curve.accuracy))
@@ -69,7 +70,7 @@ def from_records(records: RecordFile) -> Result:
         options[name] = tuple(options[name])
     steps = tuple(configuration["evaluated_at"])
     lanes = []
-    for about in (m for m in records.measurements if m.quantity == "seconds of the stack"):
+    for about in (m for m in records.measurements if m.quantity == "core seconds per network"):
         own = [m for m in records.measurements if m.setting["variant"] == about.setting["variant"]]
         accuracy = [m for m in own if m.quantity == "validation accuracy"]
         loss = [m for m in own if m.quantity == "training loss"]
@@ -83,14 +84,12 @@ def from_records(records: RecordFile) -> Result:
             )
             for a, b in zip(accuracy, loss, strict=True)
         )
-        setting = about.setting
-        lanes.append(
-            Lane(setting["variant"], curves, setting["best_rate"], about.samples[0], setting["networks"])
-        )
+        lanes.append(Lane(about.setting["variant"], curves, about.setting["best_rate"], about.samples[0]))
     return Result(
         Options(**options),
         tuple(lanes),
         configuration["validation_images"],
         configuration["classes"],
+        records.summary["seconds"],
         records.summary["interrupted"],
     )

@@ -17,13 +17,12 @@ TRAINED = 3.0  # a baseline below this many times chance did not train
 
 @dataclass(frozen=True)
 class Lane:
-    """One variant's run: the curves of all its rates and seeds, its best rate, its stack's time and size."""
+    """One variant's run: the curves of all its rates and seeds, its best rate, core-seconds per network."""
 
     variant: str
     curves: tuple[Curve, ...]
     learning_rate: float
-    stack_seconds: float
-    stack_networks: int
+    seconds_per_network: float
 
     @property
     def chosen(self) -> tuple[Curve, ...]:
@@ -33,18 +32,14 @@ class Lane:
 
 @dataclass(frozen=True)
 class Result:
-    """All that a race measured."""
+    """All that a race measured; ``seconds`` is its wall-clock."""
 
     options: Options
     lanes: tuple[Lane, ...]
     validation_images: int
     classes: int
+    seconds: float = 0.0
     interrupted: bool = False
-
-    @property
-    def seconds(self) -> float:
-        """The wall-clock of all stacks; variants of one stack share its time."""
-        return sum(lane.stack_seconds * len(lane.curves) / lane.stack_networks for lane in self.lanes)
 
     @property
     def networks(self) -> int:
@@ -200,8 +195,8 @@ def summarise(result: Result) -> Summary:
 def row_of(lane: Lane, to_best: Steps | None = None, to_share: Steps | None = None) -> Row:
     """Make a lane's row.
 
-    >>> row_of(Lane("Inception", (), 0.1, 30.0, 15)).seconds_per_network
-    2.0
+    >>> row_of(Lane("Inception", (), 0.1, 2.0)).learning_rate
+    0.1
     """
     return Row(
         lane.variant,
@@ -211,5 +206,5 @@ def row_of(lane: Lane, to_best: Steps | None = None, to_share: Steps | None = No
         tuple(best_accuracy(curve) for curve in lane.chosen),
         median_curve(lane.chosen),
         sum(curve.diverged_at is not None for curve in lane.chosen),
-        lane.stack_seconds / lane.stack_networks,
+        lane.seconds_per_network,
     )

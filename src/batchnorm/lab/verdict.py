@@ -131,7 +131,7 @@ def sigmoid(summary: Summary) -> list[Verdict]:
 def highest(lane: Lane) -> float:
     """Give the best accuracy of any rate and seed.
 
-    >>> highest(Lane("Sigmoid", (), 0.1, 1.0, 1))
+    >>> highest(Lane("Sigmoid", (), 0.1, 1.0))
     0.0
     """
     return max((best_accuracy(curve) for curve in lane.curves), default=0.0)
