@@ -48,9 +48,7 @@ def test_json_both_ways():
 
 
 def test_numbers_that_json_lacks_become_null_and_come_back_as_nan():
-    text = RecordFile(
-        "bench", {}, (Measurement("time", {}, (math.nan, math.inf, 1.0)),), {"a": -math.inf}
-    ).to_json()
+    text = RecordFile("bench", {}, (Measurement("time", {}, (math.nan, math.inf, 1.0)),), {"a": -math.inf}).to_json()
     assert json.loads(text)["measurements"][0]["samples"] == [None, None, 1.0]
     back = RecordFile.from_json(text)
     assert math.isnan(back.measurements[0].samples[0])

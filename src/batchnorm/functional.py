@@ -102,7 +102,7 @@ def normalize(
         or (residual is not None and residual.requires_grad)
     ):
         status: list[int] = []
-        y = _Native.apply(x, weight, bias, residual, running_mean, running_var, setting, status)
+        y = _Native.apply(x, weight, bias, residual, running_mean, running_var, setting, status)  # type: ignore[no-untyped-call]
         code = status[0]
     else:
         y, _, code = _forward(x, weight, bias, residual, running_mean, running_var, setting)

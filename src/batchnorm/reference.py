@@ -168,9 +168,7 @@ def normalize(
         raise BatchNormError("given statistics are a mean and a variance, and for batch norm", do="give both")
     x, axes = _float64(x), scheme.axes(np.ndim(x))
     if x.ndim < 2:
-        raise BatchNormError(
-            f"an input of shape {x.shape} has no channels", do="give it the shape (N, C, ...)"
-        )
+        raise BatchNormError(f"an input of shape {x.shape} has no channels", do="give it the shape (N, C, ...)")
     split, given = _split(x, groups, scheme), (_align(mu, x, absent=0.0), _align(var, x, absent=1.0))
     mu_, var_ = moments(split, axes, scheme.center) if mu is None else given
     xhat = standardize(split, mu_, var_, eps).reshape(x.shape)
@@ -345,9 +343,7 @@ def weight_norm(v: ArrayLike, g: ArrayLike, axes: Axes | None = None) -> Array:
     return gamma * standardize(v, mu, var, eps=0.0)
 
 
-def weight_norm_backward(
-    dw: ArrayLike, v: ArrayLike, g: ArrayLike, axes: Axes | None = None
-) -> tuple[Array, Array]:
+def weight_norm_backward(dw: ArrayLike, v: ArrayLike, g: ArrayLike, axes: Axes | None = None) -> tuple[Array, Array]:
     """``(dv, dg)``, the gradients of `weight_norm`; ``dv`` is orthogonal to ``v``.
 
     >>> dv, dg = weight_norm_backward([[1.0, 5.0, 0.0, 0.0]], v=[[0.0, 2.0, 0.0, 0.0]], g=[6.0])

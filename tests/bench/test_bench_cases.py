@@ -18,9 +18,7 @@ from batchnorm.errors import BatchNormError
 
 def test_every_shape_in_every_layout_that_it_has():
     cases = make_cases()
-    layouts = [
-        (case.shape, case.layout) for case in cases if case.operation == "bn" and case.pass_name == "eval"
-    ]
+    layouts = [(case.shape, case.layout) for case in cases if case.operation == "bn" and case.pass_name == "eval"]
     assert len(layouts) == len(set(layouts)) == 10 + 6
     assert all((len(shape) == 4) or layout == "contiguous" for shape, layout in layouts)
     assert len(cases) == len(layouts) * len(OPERATIONS) * len(PASSES)
@@ -87,7 +85,5 @@ def test_bad_shapes_get_one_sentence(text, message):
 
 
 def test_unknown_names_get_one_sentence():
-    with pytest.raises(
-        BatchNormError, match="--passes has 'backward', which is none of forward, train, eval"
-    ):
+    with pytest.raises(BatchNormError, match="--passes has 'backward', which is none of forward, train, eval"):
         parse_names("train,backward", "passes", PASSES)

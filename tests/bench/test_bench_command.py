@@ -28,9 +28,7 @@ def bench():
 def fake_cell(case, names, rounds):
     """One second for everyone, and no torch."""
     return CellResult(
-        tuple(
-            Measurement("time", {**case.setting(), "contender": name}, (1.0,) * rounds, "s") for name in names
-        ),
+        tuple(Measurement("time", {**case.setting(), "contender": name}, (1.0,) * rounds, "s") for name in names),
         (),
     )
 
@@ -57,9 +55,7 @@ def test_one_tiny_shape_from_the_command_line_to_the_record_file(bench, tmp_path
 
 
 def test_bfloat16(bench):
-    result = bench(
-        *TINY, "--dtype", "bfloat16", "--operations", "bn+add+relu", "--passes", "train", "--no-cells"
-    )
+    result = bench(*TINY, "--dtype", "bfloat16", "--operations", "bn+add+relu", "--passes", "train", "--no-cells")
     assert result.exit_code == 0, result.output
     assert "as under autocast" in result.output
     assert "(ms)" not in result.output

@@ -71,9 +71,7 @@ def test_eval_uses_running_statistics_and_records_no_graph():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "case", make_cases(TINY, operations=["bn"], passes=["train"]), ids=lambda case: case.label
-)
+@pytest.mark.parametrize("case", make_cases(TINY, operations=["bn"], passes=["train"]), ids=lambda case: case.label)
 def test_the_floor_copies_in_the_same_layout_and_dtype(case, dtype):
     case = Case(case.shape, case.layout, case.operation, case.pass_name, dtype)
     inputs = make_inputs(case)
@@ -85,9 +83,7 @@ def test_the_floor_copies_in_the_same_layout_and_dtype(case, dtype):
     assert torch.equal(copy, inputs.x.detach())
 
 
-@pytest.mark.parametrize(
-    "case", make_cases(TINY, operations=["bn"], passes=["train"]), ids=lambda case: case.label
-)
+@pytest.mark.parametrize("case", make_cases(TINY, operations=["bn"], passes=["train"]), ids=lambda case: case.label)
 def test_all_activations_have_the_layout_of_the_case(case):
     inputs = make_inputs(case)
     for tensor in (inputs.x, inputs.residual, inputs.grad):

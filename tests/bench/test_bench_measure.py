@@ -102,9 +102,7 @@ def test_times_are_per_step_and_in_the_order_of_the_rounds():
 
 def test_each_turn_begins_with_an_untimed_step():
     machine = FakeMachine()
-    alternate(
-        {"a": machine.step("a", 1.0), "b": machine.step("b", 1.0)}, rounds=2, warmups=0, clock=machine.clock
-    )
+    alternate({"a": machine.step("a", 1.0), "b": machine.step("b", 1.0)}, rounds=2, warmups=0, clock=machine.clock)
     turns = [turn.name for turn in make_turns(["a", "b"], rounds=2)]
     expected = [event for name in turns for event in (name, "clock", name, "clock")]
     assert machine.log[-len(expected) :] == expected

@@ -25,10 +25,7 @@ def handmade_record():
         Measurement(
             "time",
             {**case.setting(), "contender": name},
-            tuple(
-                1e-3 * t * jitter * (floor_copies(case) if name == "floor" else 1)
-                for jitter in (1.0, 0.98, 1.06)
-            ),
+            tuple(1e-3 * t * jitter * (floor_copies(case) if name == "floor" else 1) for jitter in (1.0, 0.98, 1.06)),
             "s",
         )
         for case, times in cells

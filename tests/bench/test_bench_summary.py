@@ -5,9 +5,7 @@ from batchnorm.bench.summary import Row, geometric_mean, group_cells, summarize
 from batchnorm.records import Measurement
 
 
-def cell(
-    shape="32x64x56x56", layout="contiguous", operation="bn+relu", pass_name="train", dtype="float32", **times
-):
+def cell(shape="32x64x56x56", layout="contiguous", operation="bn+relu", pass_name="train", dtype="float32", **times):
     """Three equal samples for each named contender (torch_compile stands for torch.compile)."""
     memory = times.pop("memory", "default")
     case = Case(tuple(map(int, shape.split("x"))), layout, operation, pass_name, dtype, memory)

@@ -50,9 +50,7 @@ def test_the_same_race_gives_the_same_curves_on_any_number_of_threads(tmp_path):
     assert curves[0] == curves[1]
 
 
-@pytest.mark.parametrize(
-    ("finished", "names"), [(0, []), (2, ["Inception", "BN-Baseline", "BN-x5", "BN-x30"])]
-)
+@pytest.mark.parametrize(("finished", "names"), [(0, []), (2, ["Inception", "BN-Baseline", "BN-x5", "BN-x30"])])
 def test_an_interrupt_keeps_what_is_done(tmp_path, monkeypatch, finished, names):
     stacks = iter(range(100))
 

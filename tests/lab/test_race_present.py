@@ -32,9 +32,7 @@ def test_an_interrupted_race_in_ascii_only():
 
 
 def test_a_baseline_that_did_not_train():
-    flat = Lane(
-        "Inception", tuple(curve(r, s, *[0.1] * 4) for r in (0.1, 0.2, 0.4) for s in range(3)), 0.2, 2.0
-    )
+    flat = Lane("Inception", tuple(curve(r, s, *[0.1] * 4) for r in (0.1, 0.2, 0.4) for s in range(3)), 0.2, 2.0)
     bn = lane("BN-Baseline", 0.2, *[(0.3, 0.6, 0.8, 0.9)] * 3)
     check_golden("race-untrained.txt", as_text(summarise(race(flat, bn))))
 

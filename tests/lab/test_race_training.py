@@ -17,15 +17,11 @@ def stack_of(members, norm=None, dtype=torch.float32):
 
 def in_float64():
     wide = {name: getattr(DATA, name).astype("float64") for name in ("train_images", "validation_images")}
-    return digits.Split(
-        wide["train_images"], DATA.train_labels, wide["validation_images"], DATA.validation_labels
-    )
+    return digits.Split(wide["train_images"], DATA.train_labels, wide["validation_images"], DATA.validation_labels)
 
 
 def member_state(network, index):
-    return [
-        tensor.view(network.members, -1)[index] for tensor in network.state_dict().values() if tensor.dim()
-    ]
+    return [tensor.view(network.members, -1)[index] for tensor in network.state_dict().values() if tensor.dim()]
 
 
 @pytest.mark.parametrize("norm", [None, torch_norm])

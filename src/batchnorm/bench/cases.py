@@ -155,9 +155,7 @@ def with_kept_memory(cases: Iterable[Case]) -> list[Case]:
     >>> [(case.shape, case.memory) for case in with_kept_memory(cases)]
     [((32, 64, 56, 56), 'kept')]
     """
-    return [
-        replace(case, memory="kept") for case in cases if case.pass_name == "train" and case.bytes >= LARGE
-    ]
+    return [replace(case, memory="kept") for case in cases if case.pass_name == "train" and case.bytes >= LARGE]
 
 
 def parse_shapes(text: str) -> list[tuple[int, ...]]:

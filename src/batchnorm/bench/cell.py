@@ -21,9 +21,9 @@ QUANTITIES = (
     "the gradient of bias",
     "that of the residual",
 )
-# Relative to the norm of torch's result. Wide, because torch's own channels_last sums lose digits (0.1% of dx at
-# 32x64x56x56, measured against float64), and because a value within rounding of zero passes a ReLU or not by
-# chance (in bfloat16 one in some hundred is that close). It tells a wrong kernel, not a last digit.
+# Relative to the norm of torch's result. Wide, because torch's own channels_last sums lose digits (0.1% of dx
+# at 32x64x56x56, measured against float64), and because a value within rounding of zero passes a ReLU or not
+# by chance (in bfloat16 one in some hundred is that close). It tells a wrong kernel, not a last digit.
 TOLERANCE = {"float32": 1e-2, "bfloat16": 1e-1}
 
 
@@ -92,9 +92,7 @@ def _build_steps(case: Case, names: Iterable[str], inputs: Inputs) -> tuple[dict
     return steps, notes
 
 
-def disagreement(
-    result: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], tolerance: float
-) -> str:
+def disagreement(result: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...], tolerance: float) -> str:
     """What differs by more than the tolerance, in words, or nothing.
 
     >>> disagreement((torch.ones(2),), (torch.zeros(2),), 1e-3)

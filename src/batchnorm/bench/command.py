@@ -25,16 +25,10 @@ MEMORY = {
 
 
 def bench(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A handful of cells, in less than half a minute.")
-    ] = False,
-    shapes: Annotated[
-        str, typer.Option(help="Such as 32x64x56x56,1024x512; by default ten common ones.")
-    ] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="A handful of cells, in less than half a minute.")] = False,
+    shapes: Annotated[str, typer.Option(help="Such as 32x64x56x56,1024x512; by default ten common ones.")] = "",
     layouts: Annotated[str, typer.Option(help=f"Any of {', '.join(grid.LAYOUTS)}; by default all.")] = "",
-    operations: Annotated[
-        str, typer.Option(help=f"Any of {', '.join(grid.OPERATIONS)}; by default all.")
-    ] = "",
+    operations: Annotated[str, typer.Option(help=f"Any of {', '.join(grid.OPERATIONS)}; by default all.")] = "",
     passes: Annotated[str, typer.Option(help=f"Any of {', '.join(grid.PASSES)}; by default all.")] = "",
     dtype: Annotated[
         str, typer.Option(help="float32, or bfloat16 activations with float32 parameters, as under autocast.")
@@ -64,12 +58,8 @@ def bench(
             "By default all cells are measured without it, then training from 6 MB up again with it.",
         ),
     ] = None,
-    cells: Annotated[
-        bool, typer.Option("--cells/--no-cells", help="Print every cell before the summary.")
-    ] = True,
-    json: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Write all samples and the summary here.")
-    ] = None,
+    cells: Annotated[bool, typer.Option("--cells/--no-cells", help="Print every cell before the summary.")] = True,
+    json: Annotated[Path | None, typer.Option(metavar="OUT", help="Write all samples and the summary here.")] = None,
 ) -> None:
     """Measure the layers beside torch.nn, torch.compile and the floor, side by side in one process.
 
@@ -105,9 +95,7 @@ def bench(
     cases = grid.make_cases(
         grid.parse_shapes(shapes) if shapes else grid.QUICK_SHAPES if quick else grid.SHAPES,
         grid.parse_names(layouts, "layouts", grid.LAYOUTS) if layouts else grid.LAYOUTS,
-        _names(
-            operations, "operations", grid.OPERATIONS, grid.QUICK_OPERATIONS if quick else grid.OPERATIONS
-        ),
+        _names(operations, "operations", grid.OPERATIONS, grid.QUICK_OPERATIONS if quick else grid.OPERATIONS),
         _names(passes, "passes", grid.PASSES, grid.QUICK_PASSES if quick else grid.PASSES),
         dtype,
         "kept" if keep_freed_memory else "default",
@@ -116,9 +104,7 @@ def bench(
         raise BatchNormError("nothing is left to measure: channels_last needs shapes of 4 or 5 sizes")
     if keep_freed_memory is None:
         cases += grid.with_kept_memory(cases)
-    record, result = _measure(
-        cases, rounds or (7 if quick else 15), threads, compiled, peers, keep_freed_memory, cells
-    )
+    record, result = _measure(cases, rounds or (7 if quick else 15), threads, compiled, peers, keep_freed_memory, cells)
     if json is not None:
         record.write(json)
         typer.echo(f"written to {json}")

@@ -53,9 +53,7 @@ def describe_path() -> str:
 
 def _layer_class(module: Any, case: Case) -> Any:
     """BatchNorm1d, 2d or 3d of a module, by the dimensions of the case."""
-    return getattr(
-        module, {2: "BatchNorm1d", 3: "BatchNorm1d", 4: "BatchNorm2d", 5: "BatchNorm3d"}[len(case.shape)]
-    )
+    return getattr(module, {2: "BatchNorm1d", 3: "BatchNorm1d", 4: "BatchNorm2d", 5: "BatchNorm3d"}[len(case.shape)])
 
 
 def _torch_step(case: Case, inputs: Inputs, layer: Any, forward: Callable[..., torch.Tensor]) -> Step:
@@ -148,11 +146,7 @@ def _flax_tensors(case: Case, result: Any) -> tuple[torch.Tensor, ...]:
 
 def _without_compiler() -> str:
     compiler = os.environ.get("CXX", "g++")
-    return (
-        ""
-        if shutil.which(compiler) or shutil.which("clang++")
-        else "needs a C++ compiler, and none was found"
-    )
+    return "" if shutil.which(compiler) or shutil.which("clang++") else "needs a C++ compiler, and none was found"
 
 
 def _without(module: str) -> Callable[[], str]:
@@ -173,9 +167,7 @@ CONTENDERS: dict[str, Contender] = {
     "inplace-abn": Contender(
         _build_inplace_abn,
         missing=_without("inplace_abn"),
-        serves=lambda case: (
-            case.operation == "bn" and case.layout == "contiguous" and case.dtype == "float32"
-        ),
+        serves=lambda case: case.operation == "bn" and case.layout == "contiguous" and case.dtype == "float32",
         peer=True,
     ),
 }

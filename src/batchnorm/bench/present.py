@@ -21,9 +21,7 @@ def heading(record: RecordFile, cells: int) -> str:
     'batchnorm bench: 4 cells, float32, 9 rounds of alternating contenders, 2 threads'
     """
     asked, machine = record.configuration, record.machine
-    parameters = (
-        "" if asked["dtype"] == "float32" else " activations with float32 parameters, as under autocast"
-    )
+    parameters = "" if asked["dtype"] == "float32" else " activations with float32 parameters, as under autocast"
     parts = [
         str(machine.get("processor", "")),
         _count(machine.get("cores"), "core"),
@@ -59,10 +57,10 @@ def _cell_table(title: str, cells: Sequence[Cell]) -> Table:
     contenders = list(dict.fromkeys(name for cell in cells for name in cell.times))
     contenders.sort(key=lambda name: name == FLOOR)
     table = _table(title)
-    for column in ("shape", "layout"):
-        table.add_column(column, no_wrap=True)
-    for column in (*contenders, f"vs {TORCH}", f"of {FLOOR}"):
-        table.add_column(column, justify="right", no_wrap=column in contenders)
+    table.add_column("shape", no_wrap=True)
+    table.add_column("layout", overflow="fold")
+    for column in (*contenders, f"vs\n{TORCH}", f"of\n{FLOOR}"):
+        table.add_column(column, justify="right", vertical="bottom", no_wrap=True)
     for cell in cells:
         times = [_time(cell.times.get(name)) for name in contenders]
         speed = cell.speed(TORCH)
@@ -91,20 +89,18 @@ def summary_table(rows: Iterable[Row]) -> Table:
     table.add_column("detail")
     for row in rows:
         reached = {True: Text("yes", "green"), False: Text("no", "red"), None: Text("")}[row.reached]
-        table.add_row(
-            row.what, str(row.cells), _value(row.value, row.unit), _target(row), reached, row.detail
-        )
+        table.add_row(row.what, str(row.cells), _value(row.value, row.unit), _target(row), reached, row.detail)
     return table
 
 
 def explanation() -> str:
     """How to read the tables.
 
-    >>> explanation().splitlines()[0]
+    >>> explanation().splitlines()[1]
     'Times are medians; in brackets half the distance between the quartiles, in percent.'
     """
     return (
-        "Times are medians; in brackets half the distance between the quartiles, in percent.\n"
+        "\nTimes are medians; in brackets half the distance between the quartiles, in percent.\n"
         "vs: how many times as long the other takes as batchnorm (in the summary the geometric mean).\n"
         "of floor: how many times the floor batchnorm takes; in the summary the worst cell from 6 MB up.\n"
         "The floor is the time to copy the tensor, 1x forward, 1.5x backward (with a residual 1.5x and 2x).\n"
@@ -128,14 +124,8 @@ def note_lines(notes: Iterable[str]) -> list[str]:
 
 
 def _table(title: str) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1),
-        pad_edge=False,
-    )
+    # One space between columns: with the usual three a cell does not fit into 80.
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
 
 
 def _time(measurement: Measurement | None) -> str:
@@ -143,19 +133,13 @@ def _time(measurement: Measurement | None) -> str:
         return ""
     middle = measurement.median
     spread = 50 * (measurement.quantile(0.75) - measurement.quantile(0.25)) / middle if middle > 0 else 0.0
-    return f"{_three_digits(1e3 * middle)} ({spread:.0f}%)"
+    return f"{_digits(1e3 * middle)} ({spread:.0f}%)"
 
 
-def _three_digits(value: float) -> str:
-    """Three significant digits without an exponent: 0.0123, 1.23, 123."""
-    if value <= 0:
-        return "0"
-    decimals = 2
-    while decimals < 6 and value < 10 ** (2 - decimals):
-        decimals += 1
-    while decimals > 0 and value >= 10 ** (3 - decimals):
-        decimals -= 1
-    return f"{value:.{decimals}f}"
+def _digits(value: float) -> str:
+    """Three significant digits, at most three places: 123, 12.3, 1.23, 0.123, 0.012; more only below 0.01."""
+    places = next((n for n in (0, 1, 2, 3) if value >= 10 ** (2 - n)), 3 if value >= 0.01 else 5)
+    return f"{value:.{places}f}"
 
 
 def _factor(value: float) -> str:
@@ -170,7 +154,7 @@ def _target(row: Row) -> str:
     if row.target is None:
         return ""
     sign = "<=" if row.at_most else ">="
-    goal = f" (goal {row.goal:g}{row.unit})" if row.goal is not None else ""
+    goal = f"\n(goal {row.goal:g}{row.unit})" if row.goal is not None else ""
     return f"{sign} {row.target:g}{row.unit}{goal}"
 
 

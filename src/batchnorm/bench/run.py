@@ -83,9 +83,7 @@ def run_cases(
             if case.memory == "kept":
                 kept = keep() if kept is None else kept
                 if not kept:
-                    notes.append(
-                        "freed memory cannot be kept with this C library, so those cells were not measured"
-                    )
+                    notes.append("freed memory cannot be kept with this C library, so those cells were not measured")
                     break
             result = cell(case, contenders_of(case, names, compiled), rounds)
             measurements += result.measurements

@@ -13,9 +13,7 @@ from batchnorm.bench.measure import ratio
 from batchnorm.records import Measurement
 
 OURS, TORCH, COMPILED, FLOOR = "batchnorm", "torch", "torch.compile", "floor"
-NOTABLE = (
-    64 * 1024
-)  # bytes from which a cell slower than torch counts; below it a call costs more than its data
+NOTABLE = 64 * 1024  # bytes from which a cell slower than torch counts; below it a call costs more than its data
 
 SPEED_TARGETS = {
     "float32": {"bn": 1.8, "bn+relu": 2.5, "bn+add+relu": 2.5},
@@ -141,9 +139,7 @@ def summarize(measurements: Iterable[Measurement]) -> list[Row]:
     cells = group_cells(measurements)
     usual = [cell for cell in cells if cell.setting["memory"] == "default"] or cells
     kept = [cell for cell in cells if cell.setting["memory"] == "kept"] if usual is not cells else []
-    rivals = {
-        name: None for cell in cells for name in cell.times if name not in (OURS, TORCH, COMPILED, FLOOR)
-    }
+    rivals = {name: None for cell in cells for name in cell.times if name not in (OURS, TORCH, COMPILED, FLOOR)}
     return [
         *_speeds(usual, TORCH, PASSES, _speed_target, ""),
         *_slower_cells(usual),
@@ -174,9 +170,7 @@ def _no_target(setting: Mapping[str, Any]) -> tuple[float | None, float | None]:
     return None, None
 
 
-def _speeds(
-    cells: Sequence[Cell], rival: str, passes: Sequence[str], target_of: Target, suffix: str
-) -> Iterator[Row]:
+def _speeds(cells: Sequence[Cell], rival: str, passes: Sequence[str], target_of: Target, suffix: str) -> Iterator[Row]:
     """For each operation and pass the geometric mean over shapes and layouts, with the worst cell."""
     for pass_name in passes:
         for operation in OPERATIONS:

@@ -17,9 +17,7 @@ DEFAULTS = Options()
 def race(
     init: Annotated[
         str,
-        typer.Option(
-            help=f"How weights begin: {', '.join(INITS)}. A weaker start shows more of what BN buys."
-        ),
+        typer.Option(help=f"How weights begin: {', '.join(INITS)}. A weaker start shows more of what BN buys."),
     ] = DEFAULTS.init,
     seeds: Annotated[
         int, typer.Option(help="Networks per variant and learning rate; fewer than 3 give no verdict.")
@@ -89,6 +87,4 @@ def check_writable(path: Path) -> None:
         raise BatchNormError(f"--json is {path}, a directory", do="give the name of a file")
     nearest = next(parent for parent in path.absolute().parents if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise BatchNormError(
-            f"--json is {path} but {nearest} cannot be written to", do="choose another place"
-        )
+        raise BatchNormError(f"--json is {path} but {nearest} cannot be written to", do="choose another place")

@@ -59,6 +59,4 @@ def median_curve(curves: Iterable[Curve]) -> tuple[float, ...]:
     (0.5, 0.0)
     """
     columns = zip(*(curve.accuracy for curve in curves), strict=True)
-    return tuple(
-        statistics.median(0.0 if math.isnan(value) else value for value in column) for column in columns
-    )
+    return tuple(statistics.median(0.0 if math.isnan(value) else value for value in column) for column in columns)

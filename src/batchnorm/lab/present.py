@@ -148,9 +148,7 @@ def notes(summary: Summary) -> list[str]:
     text = []
     if len(rates) > 1 and rate in (rates[0], rates[-1]):
         end = "lowest" if rate == rates[0] else "highest"
-        text.append(
-            f"The baseline's best rate, {rate:g}, is the {end} of the grid: widen --rates to trust a ratio."
-        )
+        text.append(f"The baseline's best rate, {rate:g}, is the {end} of the grid: widen --rates to trust a ratio.")
     for label, faster in (("its best", summary.fastest_to_best), ("95% of it", summary.fastest_to_share)):
         if faster is not None and faster.learning_rate != rate:
             text.append(other_rate(label, faster))

@@ -66,9 +66,7 @@ def plain_lines(console: Console, steps: int) -> Watch:
         if progress.step == steps:
             seconds = time.perf_counter() - begun[title]
             best = f"best accuracy {progress.best_accuracy:.1%}"
-            console.print(
-                f"{title}: {networks} networks, {steps} steps, {best}, {seconds:.0f} s", soft_wrap=True
-            )
+            console.print(f"{title}: {networks} networks, {steps} steps, {best}, {seconds:.0f} s", soft_wrap=True)
 
     return watch
 

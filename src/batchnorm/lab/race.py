@@ -32,9 +32,7 @@ Watch = Callable[[Sequence[Variant], int, Progress], None]
 """Called after every step with the variants in training, how many networks they are and where they stand."""
 
 
-def run(
-    options: Options, *, threads: int = 1, watch: Watch | None = None, norm: NormFactory = torch_norm
-) -> Result:
+def run(options: Options, *, threads: int = 1, watch: Watch | None = None, norm: NormFactory = torch_norm) -> Result:
     """Run the whole race; an interrupt ends it and keeps the variants that were done.
 
     >>> result = run(Options(seeds=3, steps=500))  # doctest: +SKIP
@@ -62,9 +60,7 @@ def run(
                 heat.wait()
     except KeyboardInterrupt:
         interrupted = True
-    lanes = tuple(
-        lane for stack, heat in heats if heat.finished for lane in lanes_of(stack, heat, data.classes)
-    )
+    lanes = tuple(lane for stack, heat in heats if heat.finished for lane in lanes_of(stack, heat, data.classes))
     seconds = time.perf_counter() - begun
     return Result(options, lanes, len(data.validation_labels), data.classes, seconds, interrupted)
 
@@ -100,9 +96,7 @@ def start(
         amounts = {"steps": options.steps, "batch_size": options.batch_size, "every": options.every}
         return train(network, part, data, watch=look, **amounts)
 
-    return workers.start(
-        members, train_part, watch and (lambda progress: watch(stack, len(members), progress))
-    )
+    return workers.start(members, train_part, watch and (lambda progress: watch(stack, len(members), progress)))
 
 
 def lanes_of(stack: Sequence[Variant], heat: Heat, classes: int) -> list[Lane]:
@@ -114,8 +108,7 @@ def lanes_of(stack: Sequence[Variant], heat: Heat, classes: int) -> list[Lane]:
     own = [tuple(curves[index * share : (index + 1) * share]) for index in range(len(stack))]
     seconds = heat.core_seconds() / len(heat.members)
     return [
-        Lane(variant.name, part, best_rate(part, classes), seconds)
-        for variant, part in zip(stack, own, strict=True)
+        Lane(variant.name, part, best_rate(part, classes), seconds) for variant, part in zip(stack, own, strict=True)
     ]
 
 

@@ -121,11 +121,7 @@ def sigmoid(summary: Summary) -> list[Verdict]:
     lowest_with = min(best_accuracy(curve) for curve in lanes["BN-x5-Sigmoid"].chosen)
     outcomes = [CONFIRMED if lowest_with >= bar else REFUTED, CONFIRMED if without < bar else REFUTED]
     evidence = f"best {with_bn:.1%} with, {without:.1%} without at any rate tried"
-    return [
-        Verdict(
-            "A sigmoid network trains with Batch Normalization and not without", together(outcomes), evidence
-        )
-    ]
+    return [Verdict("A sigmoid network trains with Batch Normalization and not without", together(outcomes), evidence)]
 
 
 def highest(lane: Lane) -> float:

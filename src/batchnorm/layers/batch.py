@@ -89,37 +89,59 @@ class _Fast(_BatchNorm):
         self._check_input_dim(input)
         mean, var = self.running_mean, self.running_var
         tracked = mean is not None and var is not None
-        if self.statistics == "auto":
-            from_batch = self.training or not tracked
-        else:
-            from_batch = self.statistics == "batch"
+        auto = self.statistics == "auto"
+        from_batch = (self.training or not tracked) if auto else self.statistics == "batch"
         update = tracked and (self.training and self.track_running_stats if self.update is None else self.update)
         momentum = 0.0
         if update:
             momentum = self._factor() if self.momentum is None else self.momentum
-        where = type(self).__name__
-        rest = (self.eps, self.activation, residual, self.negative_slope, where)
+        finite: Tensor | bool | None
         if from_batch:
-            shown = (mean, var) if update else (None, None)
-            y, finite = normalize(input, *shown, self.weight, self.bias, True, momentum, *rest)
+            y, finite = self._apply_to(
+                input, residual, mean if update else None, var if update else None, True, momentum
+            )
+        elif update and mean is not None and var is not None:
+            # torch's operators keep the statistics for the backward pass: give them a copy to keep.
+            y, _ = self._apply_to(input, residual, mean.clone(), var.clone(), False, 0.0)
+            finite = self._observe(input, momentum)
         else:
-            if update:  # torch's operators keep the statistics for the backward pass; give them a copy to keep
-                y, _ = normalize(input, mean.clone(), var.clone(), self.weight, self.bias, False, 0.0, *rest)
-                finite = self._observe(input, momentum)
-            else:
-                y, finite = normalize(input, mean, var, self.weight, self.bias, False, 0.0, *rest)
-        if finite is not None:
+            y, finite = self._apply_to(input, residual, mean, var, False, 0.0)
+        if finite is not None:  # an update was due
             if self.num_batches_tracked is not None:
-                self.num_batches_tracked.add_(finite)
+                self.num_batches_tracked.add_(1 if finite is True else finite)
             if finite is not True and not torch.compiler.is_compiling():
-                report_nonfinite(finite, self.nonfinite, where)
+                report_nonfinite(finite, self.nonfinite, type(self).__name__)
         return y
+
+    def _apply_to(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        mean: Tensor | None,
+        var: Tensor | None,
+        training: bool,
+        momentum: float,
+    ) -> tuple[Tensor, Tensor | bool | None]:
+        return normalize(
+            x,
+            mean,
+            var,
+            self.weight,
+            self.bias,
+            training,
+            momentum,
+            self.eps,
+            self.activation,
+            residual,
+            self.negative_slope,
+            type(self).__name__,
+        )
 
     @torch.no_grad()
     def _observe(self, input: Tensor, momentum: float) -> Tensor | bool | None:
         """Update the running statistics with a batch that they themselves normalise."""
-        buffers = (self.running_mean, self.running_var)
-        return normalize(input.detach(), *buffers, None, None, True, momentum, self.eps, None, None, 0.0, "")[1]
+        mean, var = self.running_mean, self.running_var
+        return normalize(input.detach(), mean, var, None, None, True, momentum, self.eps, None, None, 0.0, "")[1]
 
     def _factor(self) -> float:
         """With momentum None, every batch so far weighs the same."""
@@ -147,7 +169,8 @@ class _Fast(_BatchNorm):
             for name in ("activation", "negative_slope", "statistics", "update", "nonfinite")
             if getattr(self, name) != getattr(_Fast, name)
         ]
-        return ", ".join([super().extra_repr(), *added])
+        torchs: str = super().extra_repr()  # type: ignore[no-untyped-call]
+        return ", ".join([torchs, *added])
 
 
 class BatchNorm1d(_Fast, nn.BatchNorm1d):

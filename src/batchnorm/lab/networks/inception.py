@@ -164,9 +164,7 @@ class Inception(nn.Module):
         """Build one member for each seed."""
         super().__init__()
         if activation not in ACTIVATIONS:
-            raise BatchNormError(
-                f"there is no activation {activation!r}", do=f"choose one of {', '.join(ACTIVATIONS)}"
-            )
+            raise BatchNormError(f"there is no activation {activation!r}", do=f"choose one of {', '.join(ACTIVATIONS)}")
         streams = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.members = len(streams)
 

@@ -22,7 +22,5 @@ def deviation(scheme: str, fan_in: int, fan_out: int) -> float:
     0.2
     """
     if scheme not in SCHEMES:
-        raise BatchNormError(
-            f"there is no initialisation {scheme!r}", do=f"choose one of {', '.join(SCHEMES)}"
-        )
+        raise BatchNormError(f"there is no initialisation {scheme!r}", do=f"choose one of {', '.join(SCHEMES)}")
     return SCHEMES[scheme](fan_in, fan_out)
