@@ -263,7 +263,7 @@ def _forward(
     run, like, training, momentum, eps, slope, name = setting
     activation, cap = ACTIVATIONS[name]
     y = torch.empty_like(x)
-    saved = x.new_empty((native.SAVED_ROWS, like[1]), dtype=torch.float32)
+    saved = torch.empty((native.SAVED_ROWS, like[1]), dtype=torch.float32, device="cpu")
     weight32, bias32 = _float32(weight), _float32(bias)
     mean32, var32 = _float32(running_mean), _float32(running_var)
     code = run(
@@ -345,11 +345,11 @@ class _Native(torch.autograd.Function):
         if dy.stride() != x.stride():
             dy = torch.empty_like(x).copy_(dy)
         dx = torch.empty_like(x)
-        sums = torch.empty((2, like[1]), dtype=torch.float32)
-        start = sums.data_ptr()
+        channels = like[1]
+        dweight = torch.empty(channels, dtype=torch.float32, device="cpu") if weight is not None and needs[1] else None
+        dbias = torch.empty(channels, dtype=torch.float32, device="cpu") if bias is not None and needs[2] else None
         masked = needs[3] and name != "none"
         dresidual = torch.empty_like(x) if masked else None
-        weight_wanted, bias_wanted = weight is not None and needs[1], bias is not None and needs[2]
         run(
             native.pack_arguments(
                 native.BACKWARD_TRAIN if training else native.BACKWARD_EVAL,
@@ -368,8 +368,8 @@ class _Native(torch.autograd.Function):
                 0,
                 0,
                 saved.data_ptr(),
-                start if weight_wanted else 0,
-                start + 4 * like[1] if bias_wanted else 0,
+                0 if dweight is None else dweight.data_ptr(),
+                0 if dbias is None else dbias.data_ptr(),
                 eps,
                 0.0,
                 slope,
@@ -378,8 +378,8 @@ class _Native(torch.autograd.Function):
         )
         return (
             dx if needs[0] else None,
-            sums[0].to(weight.dtype) if weight_wanted else None,
-            sums[1].to(bias.dtype) if bias_wanted else None,
+            None if dweight is None else dweight.to(weight.dtype),
+            None if dbias is None else dbias.to(bias.dtype),
             (dresidual if masked else dy) if needs[3] else None,
             None,
             None,

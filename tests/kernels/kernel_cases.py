@@ -1,0 +1,245 @@
+"""Cases for the kernel's tests: inputs in every memory layout, one call of `batch_norm`, and the reference's answer."""
+
+import contextlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from batchnorm import kernels
+from batchnorm import reference as ref
+from batchnorm.functional import batch_norm
+
+__all__ = ["ACTIVATIONS", "LAYOUTS", "PATHS", "Case", "differences", "expected", "inputs", "laid_out", "run"]
+
+ACTIVATIONS = ("none", "relu", "relu6", "leaky_relu", "silu")
+PATHS = ("torch", "baseline", "avx2", "avx512")
+NATIVE = PATHS[1:]
+KINKS = {"none": (), "relu": (0.0,), "relu6": (0.0, 6.0), "leaky_relu": (0.0,), "silu": ()}
+SLOPE = 0.2
+
+
+def channel_last(t):
+    return t.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def strided(t):
+    """Every second element of the last dimension."""
+    return torch.stack([t, torch.full_like(t, torch.nan)], -1).flatten(-2)[..., ::2]
+
+
+def inner(t):
+    """A window of a larger tensor, NaN all around it."""
+    room = torch.full([n + 2 for n in t.shape], torch.nan, dtype=t.dtype)
+    window = room[tuple(slice(1, -1) for _ in t.shape)]
+    return window.copy_(t)
+
+
+def misaligned(t):
+    """Contiguous, but not where an allocator would put it."""
+    return torch.cat([torch.full((1,), torch.nan, dtype=t.dtype), t.flatten()])[1:].view(t.shape)
+
+
+def transposed(t):
+    return t.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def backwards(t):
+    """The last dimension is the slowest in memory."""
+    return t.permute(*reversed(range(t.dim()))).contiguous().permute(*reversed(range(t.dim())))
+
+
+LAYOUTS = {
+    "contiguous": lambda t: t,
+    "channel_last": channel_last,
+    "strided": strided,
+    "inner": inner,
+    "misaligned": misaligned,
+    "transposed": transposed,
+    "backwards": backwards,
+    "expanded": lambda t: t[..., :1].expand_as(t) if t.dim() > 2 else t[:1].expand_as(t),
+}
+
+
+def laid_out(t, layout):
+    """The values of `t` in another layout ("expanded" repeats some of them)."""
+    return LAYOUTS[layout](t)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call; everything about it follows from these fields."""
+
+    shape: tuple[int, ...]
+    layout: str = "contiguous"
+    dtype: torch.dtype = torch.float32
+    activation: str = "none"
+    residual: bool = False
+    training: bool = True
+    affine: str = "both"  # or "none", "weight"
+    gradient_layout: str = "contiguous"
+    parameters: torch.dtype = torch.float32
+    eps: float = 1e-5
+    momentum: float = 0.1
+    seed: int = 0
+
+
+def inputs(case):
+    """The tensors of a call, by name; all but the gradient and the running statistics want a gradient of their own."""
+    generator = torch.Generator().manual_seed(case.seed)
+    channels = case.shape[1]
+
+    def normal(*shape, scale=1.0, shift=0.0, dtype=case.dtype):
+        return (torch.randn(shape, generator=generator) * scale + shift).to(dtype)
+
+    tensors = {"x": laid_out(normal(*case.shape, scale=2.0, shift=1.0), case.layout)}
+    if case.residual:
+        tensors["residual"] = laid_out(normal(*case.shape), case.layout)
+    if case.affine != "none":
+        tensors["weight"] = normal(channels, scale=0.5, shift=1.5, dtype=case.parameters)
+    if case.affine == "both":
+        tensors["bias"] = normal(channels, dtype=case.parameters)
+    tensors["running_mean"] = normal(channels, dtype=case.parameters)
+    tensors["running_var"] = normal(channels, scale=0.2, dtype=case.parameters).exp()
+    dy = normal(*case.shape)
+    # Within rounding of a kink, either slope is right: such places get no gradient, so that none is compared.
+    z = forward(replace(case, activation="none"), tensors).y
+    margin = 1e-4 if case.dtype == torch.float32 else 6e-2
+    for kink in KINKS[case.activation]:
+        dy[torch.from_numpy(np.abs(z - kink) < margin)] = 0.0
+    tensors["dy"] = laid_out(dy, case.gradient_layout)
+    if case.gradient_layout == "expanded":
+        assert not KINKS[case.activation], "an expanded gradient cannot avoid the kinks"
+    for name in ("x", "residual", "weight", "bias"):
+        if name in tensors:
+            tensors[name].requires_grad_()
+    return tensors
+
+
+def as_float64(tensors):
+    return {name: t.detach().double().numpy() for name, t in tensors.items()}
+
+
+def forward(case, tensors):
+    t = as_float64(tensors)
+    population = {} if case.training else {"mu": t["running_mean"], "var": t["running_var"]}
+    return ref.batch_norm_forward(
+        t["x"],
+        t.get("weight"),
+        t.get("bias"),
+        case.eps,
+        case.activation,
+        t.get("residual"),
+        SLOPE,
+        **population,
+    )
+
+
+def expected(case, tensors):
+    """What the reference computes in float64, by name."""
+    t = as_float64(tensors)
+    out = forward(case, tensors)
+    population = {} if case.training else {"mu": t["running_mean"], "var": t["running_var"]}
+    d = ref.batch_norm_backward(
+        t["dy"],
+        t["x"],
+        t.get("weight"),
+        t.get("bias"),
+        case.eps,
+        case.activation,
+        t.get("residual"),
+        SLOPE,
+        **population,
+    )
+    mean, var = t["running_mean"], t["running_var"]
+    if case.training:
+        mean, var = ref.update_running(mean, var, out.mu, out.var, out.m, case.momentum)
+    result = {"y": out.y, "dx": d.dx, "running_mean": mean, "running_var": var}
+    gradients = {"dresidual": d.dresidual, "dweight": d.dgamma, "dbias": d.dbeta}
+    if "residual" in tensors:
+        # The reference gives the gradient behind the activation, which the residual shares with beta.
+        gradients["dresidual"] = t["dy"] * slope_at(case, tensors)
+    return result | {name: value for name, value in gradients.items() if name[1:] in tensors}
+
+
+def slope_at(case, tensors):
+    z = forward(replace(case, activation="none"), tensors).y
+    return ref.ACTIVATIONS[case.activation][1](z, SLOPE)
+
+
+def run(case, tensors):
+    """The same from `batch_norm`, as tensors; the running statistics of `tensors` are left alone."""
+    buffers = tensors["running_mean"].clone(), tensors["running_var"].clone()
+    y = batch_norm(
+        tensors["x"],
+        *buffers,
+        tensors.get("weight"),
+        tensors.get("bias"),
+        case.training,
+        case.momentum,
+        case.eps,
+        activation=case.activation,
+        residual=tensors.get("residual"),
+        negative_slope=SLOPE,
+    )
+    wanted = [name for name in ("x", "residual", "weight", "bias") if name in tensors]
+    gradients = torch.autograd.grad(y, [tensors[name] for name in wanted], tensors["dy"])
+    result = {"y": y, "running_mean": buffers[0], "running_var": buffers[1]}
+    return result | {f"d{name}": g for name, g in zip(wanted, gradients, strict=True)}
+
+
+def took_native(y):
+    """Whether the output came out of the compiled kernel."""
+    return type(y.grad_fn).__name__ == "_NativeBackward"
+
+
+def differences(case, actual, wanted, tolerance):
+    """Sentences about the quantities that are off, of which there should be none.
+
+    The unit is the largest value of the quantity (at least 1), plus for a bfloat16 result its own rounding.
+    """
+    found = []
+    assert actual.keys() == wanted.keys()
+    for name, values in wanted.items():
+        got = actual[name].detach()
+        assert tuple(got.shape) == values.shape, name
+        bound = tolerance * max(1.0, float(np.max(np.abs(values), initial=0.0)))
+        if got.dtype == torch.bfloat16:
+            bound = bound + 2.0**-8 * np.abs(values)
+        error = np.abs(got.double().numpy() - values)
+        if not np.all(error <= bound):
+            found.append(f"{name} is off by {np.max(error):.3g} (allowed {np.max(bound):.3g}) in {case}")
+    return found
+
+
+@contextlib.contextmanager
+def path(name):
+    """Send calls to torch's operators, or to the kernel with the named instruction set."""
+    if name == "torch":
+        before, kernels._kernel = kernels._kernel, None
+        try:
+            yield
+        finally:
+            kernels._kernel = before
+        return
+    kernel = kernels.kernel()
+    if kernel is None:
+        pytest.skip(f"no compiled kernel: {kernels.describe()}")
+    before = kernel.isa
+    if not kernel.select(name):
+        pytest.skip(f"this CPU or this build has no {name}; it has {kernel.isas()}")
+    try:
+        yield
+    finally:
+        kernel.select(before)
+
+
+@contextlib.contextmanager
+def threads(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
