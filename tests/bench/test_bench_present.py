@@ -50,7 +50,9 @@ def draw(record, **options):
     console = Console(file=stream, width=120, highlight=False, markup=False, **options)
     console.print(heading(record, 5), soft_wrap=True)
     for table in cell_tables(record.measurements):
+        console.print()
         console.print(table)
+    console.print()
     console.print(summary_table(summarize(record.measurements)))
     console.print(explanation(), soft_wrap=True)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"

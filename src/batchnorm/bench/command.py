@@ -190,8 +190,10 @@ def _report(
     rows = summarize(result.measurements)
     if print_cells:
         for table in cell_tables(result.measurements):
+            console.print()
             console.print(table)
     if rows:
+        console.print()
         console.print(summary_table(rows))
         console.print(explanation(), soft_wrap=True)
     for line in note_lines(result.notes):

@@ -102,9 +102,9 @@ def alternate(
 ) -> dict[str, tuple[float, ...]]:
     """Time the steps side by side: one sample each per round, in seconds per step, in the rounds' order.
 
-    >>> samples = alternate({"a": lambda: None, "b": lambda: None}, rounds=3)
+    >>> samples = alternate({"a": lambda: time.sleep(0.05), "b": lambda: time.sleep(0.1)}, rounds=2)
     >>> [len(times) for times in samples.values()]
-    [3, 3]
+    [2, 2]
 
     Each turn begins with one step that is not timed, so that a contender is timed in the state that it left
     itself and not in its neighbour's. The garbage collector is off while the clock runs.

@@ -232,8 +232,12 @@ int64_t bn_isa_current(void) {
     return current;
 }
 
-int64_t bn_run(const bn_args *a) {
+int64_t bn_run(const bn_args *given) {
+    bn_args copy = *given;
+    const bn_args *a = &copy;
     if (a->batch <= 0 || a->channels <= 0 || a->positions <= 0) return -2;
+    /* Below 64 KB waking a thread costs more than it saves. */
+    if (a->batch * a->channels * a->positions <= 16384) copy.threads = 1;
     const isa *with = &isas[bn_isa_current()];
     call k = {.a = a, .count = (double)a->batch * (double)a->positions};
     /* A row of positions shorter than a vector is not worth a loop of its own: then the batch is a matrix whose
