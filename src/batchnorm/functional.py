@@ -19,6 +19,7 @@ __all__ = ["batch_norm"]
 
 NONFINITE = ("reject", "raise")
 _CODES = {torch.float32: 0, torch.bfloat16: 1}
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _PLAIN = (Tensor, torch.nn.Parameter)
 _LANES = 16  # the widest vector; a tensor smaller than that is not worth a kernel
 
@@ -51,6 +52,8 @@ def batch_norm(
     reaches the running statistics: ``nonfinite="reject"`` leaves them as they were and warns, ``"raise"`` raises
     `NonFiniteBatch` (in a compiled graph both only leave them).
     """
+    if nonfinite not in NONFINITE:
+        raise BatchNormError(f"nonfinite is {nonfinite!r}", where="batch_norm", do="use 'reject' or 'raise'")
     y, finite = normalize(
         x, running_mean, running_var, weight, bias, training, momentum, eps, activation, residual, negative_slope
     )
@@ -84,17 +87,19 @@ def normalize(
     torch's path, so that a device need not be waited for).
     """
     name = activation or "none"
-    check(x, running_mean, running_var, weight, bias, training, name, residual, where)
+    if torch._C._get_tracing_state() is None:  # else sizes are tensors, and looking at them warns
+        check(x, running_mean, running_var, weight, bias, training, name, residual, where)
     kernel = kernels.kernel()
     if kernel is None or not _serves(x, running_mean, running_var, weight, bias, residual, negative_slope):
+        _check_dtypes(x, running_mean, running_var, weight, bias, where)
         return fallback.batch_norm(
             x, running_mean, running_var, weight, bias, training, momentum, eps, name, residual, negative_slope
         )
-    x, like = _dense(x)
+    x, like, layout = _dense(x)
     if residual is not None and residual.stride() != x.stride():
         residual = torch.empty_like(x).copy_(residual)
     slope = negative_slope if name == "leaky_relu" else 0.0
-    setting = (kernel.run, like, training, momentum, eps, slope, name)
+    setting = (kernel.run, like, layout, training, momentum, eps, slope, name)
     if torch.is_grad_enabled() and (
         x.requires_grad
         or (weight is not None and weight.requires_grad)
@@ -120,7 +125,9 @@ def report_nonfinite(finite: Tensor | bool, policy: str, where: str) -> None:
         # Looking at a value on another device waits for it; there, only "raise" is worth that.
         if finite.device.type == "meta" or (finite.device.type != "cpu" and policy != "raise"):
             return
-        if torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0:
+        if type(finite) is not Tensor or torch._C._len_torch_dispatch_stack() > 0:
+            return
+        if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
             return
     if bool(finite):
         return
@@ -191,6 +198,12 @@ size [1, 3]: one value is its own mean, so the output would be the bias whatever
                 do="drop the last short batch (drop_last=True), use larger batches, or normalise with running "
                 'statistics (eval(), or statistics="running")',
             )
+        if (running_mean is None) != (running_var is None):
+            raise BatchNormError(
+                f"{'running_mean' if running_mean is None else 'running_var'} is missing: the two are updated together",
+                where=where,
+                do="give both, or neither",
+            )
     elif running_mean is None or running_var is None:
         raise BatchNormError(
             "there are no running statistics to normalise with outside training",
@@ -207,6 +220,34 @@ size [1, 3]: one value is its own mean, so the output would be the bias whatever
             where=where,
             do="make them equal; a residual is not broadcast",
         )
+    if residual is not None and residual.device != x.device:
+        raise BatchNormError(
+            f"the input is on {x.device}, but the residual is on {residual.device}", where=where, do="move one of them"
+        )
+
+
+def _check_dtypes(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    where: str,
+) -> None:
+    """Refuse dtypes that torch does not mix: only parameters of float32 go with an input of fewer bits."""
+    half = x.dtype in (torch.bfloat16, torch.float16)
+    for name, tensor in (
+        ("running_mean", running_mean),
+        ("running_var", running_var),
+        ("weight", weight),
+        ("bias", bias),
+    ):
+        if tensor is not None and tensor.dtype != x.dtype and not (half and tensor.dtype == torch.float32):
+            raise BatchNormError(
+                f"the input is {x.dtype}, but {name} is {tensor.dtype}",
+                where=where,
+                do=f"convert one of them, e.g. with x.to({tensor.dtype})",
+            )
 
 
 def _serves(
@@ -222,33 +263,36 @@ def _serves(
     if torch.compiler.is_compiling() or type(x) not in _PLAIN or not x.is_cpu or x.dtype not in _CODES:
         return False
     for tensor in (running_mean, running_var, weight, bias):
-        if tensor is not None and (tensor.dtype not in _CODES or type(tensor) not in _PLAIN):
+        if tensor is not None and (tensor.dtype not in (torch.float32, x.dtype) or type(tensor) not in _PLAIN):
             return False
     if residual is not None and (residual.dtype != x.dtype or type(residual) not in _PLAIN or not residual.is_cpu):
         return False
     return (
-        x.numel() >= _LANES * max(x.shape[0], 1)  # a sample fills a vector, whatever its instruction set
+        torch._C._get_tracing_state() is None  # first: a tracer's sizes are tensors
+        and x.numel() >= _LANES * max(x.shape[0], 1)  # a sample fills a vector, whatever its instruction set
         and x.shape[1] * 2 <= x.numel()  # an empty or single-row batch is torch's business
         and negative_slope >= 0  # else the output's sign does not tell the input's
         and not torch._C._are_functorch_transforms_active()
         and torch._C._len_torch_dispatch_stack() == 0
         and forward_ad._current_level < 0
-        and torch._C._get_tracing_state() is None
     )
 
 
-def _dense(x: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """Return the tensor in a layout the kernel reads, and that layout as (batch, channels, positions)."""
+def _dense(x: Tensor) -> tuple[Tensor, tuple[int, int, int], torch.memory_format | None]:
+    """Return the tensor in a layout the kernel reads, that layout as (batch, channels, positions), and the memory
+    format to give the results if the kernel does not read the one of ``x``.
+    """
     shape = x.shape
     batch, channels = shape[0], shape[1]
     if x.is_contiguous():
-        return x, (batch, channels, x.numel() // (batch * channels))
+        return x, (batch, channels, x.numel() // (batch * channels)), None
     dims = x.dim()
-    last = x.movedim(1, -1) if dims > 2 else x
-    if dims > 2 and last.is_contiguous() and channels >= _LANES:
-        return x, (x.numel() // channels, channels, 1)
-    x = x.contiguous()
-    return x, (batch, channels, x.numel() // (batch * channels))
+    if dims > 2 and channels >= _LANES and x.movedim(1, -1).is_contiguous():
+        return x, (x.numel() // channels, channels, 1), None
+    layout = _CHANNELS_LAST.get(dims) if x.stride(1) == 1 else None
+    if layout is not None and channels >= _LANES:
+        return x.contiguous(memory_format=layout), (x.numel() // channels, channels, 1), None
+    return x.contiguous(), (batch, channels, x.numel() // (batch * channels)), layout
 
 
 def _forward(
@@ -260,7 +304,7 @@ def _forward(
     running_var: Tensor | None,
     setting: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor, int]:
-    run, like, training, momentum, eps, slope, name = setting
+    run, like, layout, training, momentum, eps, slope, name = setting
     activation, cap = ACTIVATIONS[name]
     y = torch.empty_like(x)
     saved = torch.empty((native.SAVED_ROWS, like[1]), dtype=torch.float32, device="cpu")
@@ -301,6 +345,8 @@ def _forward(
                     buffer.copy_(copy)
                 else:
                     increment_version(buffer)
+    if layout is not None:
+        y = y.contiguous(memory_format=layout)
     return y, saved, code
 
 
@@ -330,19 +376,23 @@ class _Native(torch.autograd.Function):
             ctx.aux, auxiliary = AUX_RESIDUAL, residual
         else:
             ctx.aux, auxiliary = AUX_OUTPUT, y
-        ctx.setting = setting
+        ctx.setting, ctx.strides = setting, x.stride()
         ctx.save_for_backward(x, weight, bias, saved, auxiliary)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or _transformed(dy):
             return _differentiable_backward(ctx, dy)
         x, weight, bias, saved, auxiliary = ctx.saved_tensors
-        run, like, training, _, eps, slope, name = ctx.setting
+        run, like, layout, training, _, eps, slope, name = ctx.setting
         activation, cap = ACTIVATIONS[name]
         needs = ctx.needs_input_grad
-        if dy.stride() != x.stride():
+        if x.stride() != ctx.strides:  # hooks on saved tensors may give back other strides
+            x = x.new_empty_strided(x.shape, ctx.strides).copy_(x)
+        if auxiliary is not None and auxiliary.stride() != ctx.strides:
+            auxiliary = torch.empty_like(x).copy_(auxiliary)
+        if dy.stride() != ctx.strides:
             dy = torch.empty_like(x).copy_(dy)
         dx = torch.empty_like(x)
         channels = like[1]
@@ -376,6 +426,8 @@ class _Native(torch.autograd.Function):
                 cap,
             )
         )
+        if layout is not None:
+            dx = dx.contiguous(memory_format=layout)
         return (
             dx if needs[0] else None,
             None if dweight is None else dweight.to(weight.dtype),
@@ -390,26 +442,29 @@ class _Native(torch.autograd.Function):
 
 def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     """Return gradients that have gradients: differentiate the definition, written out in elementary operations."""
-    x, weight, bias, saved, auxiliary = ctx.saved_tensors
-    _, _, training, _, eps, slope, name = ctx.setting
+    again = torch.is_grad_enabled()
     needs = ctx.needs_input_grad
-    mean = var = None
-    if not training:
-        mean = saved[0] + saved[1]
-        var = saved[4].double().pow(-2).sub(eps).to(saved.dtype)
-    if ctx.aux == AUX_OUTPUT:
-        # The slope of a piecewise linear activation is a constant; the output tells which piece.
-        inner, residual = "none", None
-        dz = dy * _slope(auxiliary, name, slope)
-    else:
-        inner, residual, dz = name, auxiliary, dy
-    inputs = [t for t, wanted in ((x, needs[0]), (weight, needs[1]), (bias, needs[2])) if wanted]
-    if residual is not None and needs[3]:
-        inputs.append(residual)
-    grads: list[Any] = []
-    if inputs:
-        y = fallback.composite(x, mean, var, weight, bias, eps, inner, residual, slope)
-        grads = list(torch.autograd.grad(y, inputs, dz, create_graph=True, allow_unused=True))
+    with torch.enable_grad():
+        # Views, so that a tensor given twice, as input and as residual, has two gradients and not twice their sum.
+        x, weight, bias, saved, auxiliary = (None if t is None else t.view_as(t) for t in ctx.saved_tensors)
+        _, _, _, training, _, eps, slope, name = ctx.setting
+        mean = var = None
+        if not training:
+            mean = saved[0] + saved[1]
+            var = saved[4].double().pow(-2).sub(eps).to(saved.dtype)
+        if ctx.aux == AUX_OUTPUT:
+            # The slope of a piecewise linear activation is a constant; the output tells which piece.
+            inner, residual = "none", None
+            dz = dy * _slope(auxiliary, name, slope)
+        else:
+            inner, residual, dz = name, auxiliary, dy
+        inputs = [t for t, wanted in ((x, needs[0]), (weight, needs[1]), (bias, needs[2])) if wanted]
+        if residual is not None and needs[3]:
+            inputs.append(residual)
+        grads: list[Any] = []
+        if inputs:
+            y = fallback.composite(x, mean, var, weight, bias, eps, inner, residual, slope)
+            grads = list(torch.autograd.grad(y, inputs, dz, create_graph=again, allow_unused=True))
     dx = grads.pop(0) if needs[0] else None
     dweight = grads.pop(0) if needs[1] else None
     dbias = grads.pop(0) if needs[2] else None
@@ -417,6 +472,15 @@ def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     if needs[3]:
         dresidual = grads.pop(0) if residual is not None else dz
     return dx, dweight, dbias, dresidual, None, None, None, None
+
+
+def _transformed(dy: Tensor) -> bool:
+    """Whether a gradient is more than its numbers: batched by vmap, or carrying a tangent."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.is_legacy_batchedtensor(dy)  # is_grads_batched
+    )
 
 
 def _slope(y: Tensor, activation: str, negative_slope: float) -> Tensor:

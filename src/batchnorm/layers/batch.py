@@ -90,7 +90,7 @@ class _Fast(_BatchNorm):
         mean, var = self.running_mean, self.running_var
         tracked = mean is not None and var is not None
         auto = self.statistics == "auto"
-        from_batch = (self.training or not tracked) if auto else self.statistics == "batch"
+        from_batch = (self.training or not tracked) if auto else self._takes_batch()
         update = tracked and (self.training and self.track_running_stats if self.update is None else self.update)
         momentum = 0.0
         if update:
@@ -137,16 +137,31 @@ class _Fast(_BatchNorm):
             type(self).__name__,
         )
 
+    def _takes_batch(self) -> bool:
+        if self.statistics not in STATISTICS:  # the attribute was set to something else
+            options = ", ".join(map(repr, STATISTICS))
+            raise BatchNormError(
+                f"statistics is {self.statistics!r}", where=type(self).__name__, do=f"use one of {options}"
+            )
+        return self.statistics == "batch"
+
     @torch.no_grad()
     def _observe(self, input: Tensor, momentum: float) -> Tensor | bool | None:
         """Update the running statistics with a batch that they themselves normalise."""
+        if input.numel() == input.shape[1]:
+            raise BatchNormError(
+                f"Expected more than 1 value per channel to update the running statistics, got input size "
+                f"{list(input.shape)}: one value has no variance",
+                where=type(self).__name__,
+                do="drop the last short batch (drop_last=True), use larger batches, or do not update (update=False)",
+            )
         mean, var = self.running_mean, self.running_var
         return normalize(input.detach(), mean, var, None, None, True, momentum, self.eps, None, None, 0.0, "")[1]
 
     def _factor(self) -> float:
         """With momentum None, every batch so far weighs the same."""
         seen = self.num_batches_tracked
-        return 1.0 if seen is None else 1.0 / (float(seen) + 1.0)
+        return 0.0 if seen is None else 1.0 / (float(seen) + 1.0)
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() not in self.dimensions:
