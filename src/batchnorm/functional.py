@@ -89,6 +89,8 @@ def normalize(
     name = activation or "none"
     if torch._C._get_tracing_state() is None:  # else sizes are tensors, and looking at them warns
         check(x, running_mean, running_var, weight, bias, training, name, residual, where)
+    if eps <= 0 and (training or eps < 0):
+        raise BatchNormError(f"eps must be positive, got {eps}", where=where, do="use a small number such as 1e-5")
     kernel = kernels.kernel()
     if kernel is None or not _serves(x, running_mean, running_var, weight, bias, residual, negative_slope):
         _check_dtypes(x, running_mean, running_var, weight, bias, where)
@@ -289,7 +291,7 @@ def _dense(x: Tensor) -> tuple[Tensor, tuple[int, int, int], torch.memory_format
     dims = x.dim()
     if dims > 2 and channels >= _LANES and x.movedim(1, -1).is_contiguous():
         return x, (x.numel() // channels, channels, 1), None
-    layout = _CHANNELS_LAST.get(dims) if x.stride(1) == 1 else None
+    layout = _CHANNELS_LAST.get(dims) if x.stride(1) == 1 and x.stride(-1) >= channels else None
     if layout is not None and channels >= _LANES:
         return x.contiguous(memory_format=layout), (x.numel() // channels, channels, 1), None
     return x.contiguous(), (batch, channels, x.numel() // (batch * channels)), layout
@@ -446,7 +448,8 @@ def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     needs = ctx.needs_input_grad
     with torch.enable_grad():
         # Views, so that a tensor given twice, as input and as residual, has two gradients and not twice their sum.
-        x, weight, bias, saved, auxiliary = (None if t is None else t.view_as(t) for t in ctx.saved_tensors)
+        views: list[Any] = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
+        x, weight, bias, saved, auxiliary = views
         _, _, _, training, _, eps, slope, name = ctx.setting
         mean = var = None
         if not training:

@@ -1,6 +1,7 @@
 """Cases for the kernel's tests: inputs in every memory layout, one call of `batch_norm`, and the reference's answer."""
 
 import contextlib
+import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,8 +11,6 @@ import torch
 from batchnorm import kernels
 from batchnorm import reference as ref
 from batchnorm.functional import batch_norm
-
-__all__ = ["ACTIVATIONS", "LAYOUTS", "PATHS", "Case", "differences", "expected", "inputs", "laid_out", "run"]
 
 ACTIVATIONS = ("none", "relu", "relu6", "leaky_relu", "silu")
 PATHS = ("torch", "baseline", "avx2", "avx512")
@@ -58,7 +57,7 @@ LAYOUTS = {
     "misaligned": misaligned,
     "transposed": transposed,
     "backwards": backwards,
-    "expanded": lambda t: t[..., :1].expand_as(t) if t.dim() > 2 else t[:1].expand_as(t),
+    "expanded": lambda t: t[..., :1].expand_as(t),
 }
 
 
@@ -85,6 +84,7 @@ class Case:
     seed: int = 0
 
 
+@functools.cache
 def inputs(case):
     """The tensors of a call, by name; all but the gradient and the running statistics want a gradient of their own."""
     generator = torch.Generator().manual_seed(case.seed)
@@ -168,10 +168,11 @@ def slope_at(case, tensors):
     return ref.ACTIVATIONS[case.activation][1](z, SLOPE)
 
 
-def run(case, tensors):
-    """The same from `batch_norm`, as tensors; the running statistics of `tensors` are left alone."""
-    buffers = tensors["running_mean"].clone(), tensors["running_var"].clone()
-    y = batch_norm(
+def call(case, tensors, buffers=None):
+    """The output of `batch_norm`; the running statistics of `tensors` are left alone."""
+    if buffers is None:
+        buffers = tensors["running_mean"].clone(), tensors["running_var"].clone()
+    return batch_norm(
         tensors["x"],
         *buffers,
         tensors.get("weight"),
@@ -183,6 +184,12 @@ def run(case, tensors):
         residual=tensors.get("residual"),
         negative_slope=SLOPE,
     )
+
+
+def run(case, tensors):
+    """All results of a call and its gradients, by the names that `expected` uses."""
+    buffers = tensors["running_mean"].clone(), tensors["running_var"].clone()
+    y = call(case, tensors, buffers)
     wanted = [name for name in ("x", "residual", "weight", "bias") if name in tensors]
     gradients = torch.autograd.grad(y, [tensors[name] for name in wanted], tensors["dy"])
     result = {"y": y, "running_mean": buffers[0], "running_var": buffers[1]}
@@ -194,22 +201,42 @@ def took_native(y):
     return type(y.grad_fn).__name__ == "_NativeBackward"
 
 
-def differences(case, actual, wanted, tolerance):
-    """Sentences about the quantities that are off, of which there should be none.
+def units(case, tensors, wanted):
+    """For each quantity the size of the numbers it is computed from, which its rounding errors are relative to."""
+    t = as_float64(tensors)
+    xhat, dy = np.abs(forward(case, tensors).xhat).max(), np.abs(t["dy"]).max()
+    mean = np.abs(t["x"] - t["x"].mean()).max() + np.abs(t["x"]).max()
+    variance = t["running_var"] if not case.training else t["x"].var(axis=(0, *range(2, t["x"].ndim)))
+    scale = np.max(np.abs(t.get("weight", 1.0)) / np.sqrt(variance + case.eps))
+    terms = {"dx": scale * dy, "dweight": dy * xhat, "dbias": dy, "running_mean": mean}
+    return {name: max(1.0, np.abs(v).max(), terms.get(name, 0.0)) for name, v in wanted.items()}
 
-    The unit is the largest value of the quantity (at least 1), plus for a bfloat16 result its own rounding.
+
+@functools.cache
+def answer(case):
+    """The reference's results for the inputs of a case, and their units."""
+    wanted = expected(case, inputs(case))
+    return wanted, units(case, inputs(case), wanted)
+
+
+def differences(case, actual, tolerance):
+    """Sentences about the quantities that are off the reference, of which there should be none.
+
+    The tolerance counts in the units above; to it a bfloat16 result adds its own rounding.
     """
     found = []
+    wanted, unit = answer(case)
     assert actual.keys() == wanted.keys()
     for name, values in wanted.items():
         got = actual[name].detach()
         assert tuple(got.shape) == values.shape, name
-        bound = tolerance * max(1.0, float(np.max(np.abs(values), initial=0.0)))
+        bound = np.full(values.shape, tolerance * unit[name])
         if got.dtype == torch.bfloat16:
-            bound = bound + 2.0**-8 * np.abs(values)
+            bound += 2.0**-8 * np.abs(values)
         error = np.abs(got.double().numpy() - values)
         if not np.all(error <= bound):
-            found.append(f"{name} is off by {np.max(error):.3g} (allowed {np.max(bound):.3g}) in {case}")
+            worst = np.unravel_index(np.argmax(error - bound), error.shape)
+            found.append(f"{name} is off by {error[worst]:.3g} (allowed {bound[worst]:.3g}) at {worst} in {case}")
     return found
 
 

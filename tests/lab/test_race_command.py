@@ -34,7 +34,7 @@ def test_a_tiny_race_from_the_command_line(tmp_path):
     names = ["Inception", "BN-Baseline", "BN-x5", "BN-x30", "BN-x5-Sigmoid", "Sigmoid"]
     assert [lane.variant for lane in result.lanes] == names
     assert [lane.learning_rate for lane in result.lanes[1:5]] == [0.2, 1.0, 6.0, 1.0]
-    assert [len(lane.curves) for lane in result.lanes] == [2, 1, 1, 1, 1, 3]
+    assert [len(lane.curves) for lane in result.lanes] == [2, 1, 1, 1, 1, 2]
     assert all(curve.steps == (2, 4) for lane in result.lanes for curve in lane.curves)
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == torch.get_num_threads()
@@ -50,7 +50,7 @@ def test_the_same_race_gives_the_same_curves_on_any_number_of_threads(tmp_path):
     assert curves[0] == curves[1]
 
 
-@pytest.mark.parametrize(("finished", "names"), [(0, []), (2, ["Inception", "BN-Baseline", "BN-x5", "BN-x30"])])
+@pytest.mark.parametrize(("finished", "names"), [(0, []), (2, ["Inception", "Sigmoid"])])
 def test_an_interrupt_keeps_what_is_done(tmp_path, monkeypatch, finished, names):
     stacks = iter(range(100))
 
@@ -69,7 +69,7 @@ def test_an_interrupt_keeps_what_is_done(tmp_path, monkeypatch, finished, names)
     outcome = invoke("--json", tmp_path / "race.json")
     assert outcome.exit_code == 130
     assert ("Interrupted" if names else "No variant was finished") in outcome.output
-    assert "BN-x5-Sigmoid" not in outcome.output
+    assert "BN-" not in outcome.output
     records = RecordFile.from_json((tmp_path / "race.json").read_text())
     assert records.summary["interrupted"] is True
     assert [lane.variant for lane in from_records(records).lanes] == names

@@ -1,11 +1,12 @@
 import math
+from itertools import combinations
 
 import pytest
 from race_examples import NAN, baseline, curve, lane, race, whole_race
 
 from batchnorm.lab.curves import NEVER, best_accuracy, median_curve, steps_to
 from batchnorm.lab.summary import Lane, Steps, best_rate, fastest, steps_of, summarise, typical_best
-from batchnorm.lab.verdict import CONFIRMED, INCONCLUSIVE, REFUTED, sooner, verdicts
+from batchnorm.lab.verdict import CONFIRMED, INCONCLUSIVE, REFUTED, luck, sooner, verdicts
 
 
 @pytest.mark.parametrize(
@@ -103,11 +104,11 @@ def test_no_ratio_and_no_verdict_against_a_baseline_that_did_not_train():
 def test_the_order_is_judged_by_pairs_of_seeds():
     best, share, sigmoid = verdicts(summarise(whole_race()))
     # 10, 10, 20 against 20, 20, 30: seven pairs sooner and two ties of nine, so 8/9
-    assert "BN-Baseline before Inception in 100%" in best.evidence
-    assert "BN-x5 before BN-Baseline in 89%" in best.evidence
+    assert "BN-Baseline before Inception in 100% of seed pairs: confirmed" in best.evidence
+    assert "BN-x5 before BN-Baseline in 89% of seed pairs: inconclusive" in best.evidence
     assert "BN-x30 before BN-Baseline in 6%" in best.evidence
-    assert best.outcome == CONFIRMED
-    assert share.outcome == INCONCLUSIVE  # against the fastest rate, which was there at step 20
+    assert best.outcome == INCONCLUSIVE  # with three seeds two ties are too many
+    assert share.outcome == INCONCLUSIVE
     assert sigmoid.outcome == CONFIRMED
 
 
@@ -120,10 +121,26 @@ def test_the_order_is_judged_by_pairs_of_seeds():
         ((10, 10, 10), (NEVER, NEVER, NEVER), CONFIRMED),
         ((NEVER, NEVER, NEVER), (NEVER, NEVER, NEVER), INCONCLUSIVE),
         ((10, 10), (20, 20), INCONCLUSIVE),
+        ((10, 10, 20), (20, 30, 30), INCONCLUSIVE),
+        ((10, 10, 10, 10, 40), (20, 30, 30, 50, 50), CONFIRMED),
+        ((10, 10, 10, 40, 40), (20, 30, 30, 30, 50), INCONCLUSIVE),
     ],
 )
 def test_sooner(first, second, outcome):
     assert sooner(Steps(first), Steps(second)) == outcome
+
+
+def test_luck_counts_all_relabellings():
+    first, second = (10, 20, 20, 50), (20, 30, 40)
+    pooled = (*first, *second)
+    ways = list(combinations(range(7), 4))
+
+    def ahead(chosen):
+        rest = [pooled[index] for index in range(7) if index not in chosen]
+        return sum((pooled[a] < b) + 0.5 * (pooled[a] == b) for a in chosen for b in rest)
+
+    expected = sum(ahead(chosen) >= ahead((0, 1, 2, 3)) for chosen in ways) / len(ways)
+    assert luck(Steps(first), Steps(second)) == pytest.approx(expected)
 
 
 def test_a_reversed_order_is_refuted_and_two_seeds_tell_nothing():
@@ -136,10 +153,24 @@ def test_a_reversed_order_is_refuted_and_two_seeds_tell_nothing():
     assert (verdict.outcome, verdict.evidence) == (INCONCLUSIVE, "it takes 3 seeds or more to tell")
 
 
+def test_an_order_without_overlap_is_confirmed():
+    same = lane("BN-Baseline", 0.2, *[(0.1, 0.2, 0.9, 0.9)] * 3)
+    raised = lane("BN-x5", 1.0, *[(0.9,) * 4] * 3)
+    assert verdicts(summarise(race(baseline(), same, raised)))[0].outcome == CONFIRMED
+
+
 def test_a_sigmoid_network_that_trains_without_batch_norm_refutes():
     lanes = list(whole_race().lanes)
     lanes[-1] = lane("Sigmoid", 1.0, (0.1,) * 4, (0.1, 0.1, 0.1, 0.31), (0.1,) * 4)
     assert verdicts(summarise(race(*lanes)))[-1].outcome == REFUTED
+
+
+def test_a_sigmoid_network_that_trains_in_neither_form_tells_nothing():
+    lanes = list(whole_race().lanes)
+    lanes[-2] = lane("BN-x5-Sigmoid", 1.0, (0.1,) * 4, (0.9,) * 4, (0.9,) * 4)
+    assert verdicts(summarise(race(*lanes)))[-1].outcome == INCONCLUSIVE
+    lanes[-2] = lane("BN-x5-Sigmoid", 1.0, (0.9,) * 4, (0.9,) * 4)
+    assert verdicts(summarise(race(*lanes)))[-1].outcome == INCONCLUSIVE
 
 
 def test_an_interrupted_race_has_the_verdicts_it_can_have():

@@ -19,31 +19,53 @@
 
 typedef void (*task_fn)(void *context, int64_t task);
 typedef void (*gomp_parallel_fn)(void (*)(void *), void *, unsigned, unsigned);
+typedef int (*thread_number_fn)(void);
 
 static gomp_parallel_fn gomp_parallel;
+static thread_number_fn thread_number;
+
+enum { MAX_THREADS = 256 };
 
 typedef struct {
     task_fn run;
     void *context;
-    int64_t tasks;
-    _Atomic int64_t next;
+    int64_t tasks, threads;
+    struct {
+        _Atomic int64_t next;
+        char apart[64 - sizeof(int64_t)]; /* counters that do not share a cache line */
+    } share[MAX_THREADS];
 } job;
 
-/* Tasks are drawn from a counter: a thread that the system holds up does not hold up the others. Which thread runs
- * a task never changes a result. */
+/* Every thread has a share of neighbouring tasks, the same one in every call, so that it meets its own data in its own
+ * cache; when it is through, it helps the others, so that a thread that the system holds up holds up nobody. Which
+ * thread runs a task never changes a result. */
 static void work(void *data) {
     job *j = data;
-    for (int64_t t; (t = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed)) < j->tasks;) j->run(j->context, t);
+    const int64_t me = j->threads > 1 ? thread_number() : 0;
+    for (int64_t i = 0; i < j->threads; i++) {
+        const int64_t s = (me + i) % j->threads, end = (s + 1) * j->tasks / j->threads;
+        for (int64_t t; (t = atomic_fetch_add_explicit(&j->share[s].next, 1, memory_order_relaxed)) < end;)
+            j->run(j->context, t);
+    }
 }
 
 static void parallel(int64_t threads, int64_t tasks, task_fn run, void *context) {
     if (threads > tasks) threads = tasks;
-    job j = {run, context, tasks, 0};
-    if (threads <= 1 || !gomp_parallel) work(&j);
-    else gomp_parallel(work, &j, (unsigned)threads, 0);
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
+    if (threads <= 1 || !gomp_parallel) {
+        for (int64_t t = 0; t < tasks; t++) run(context, t);
+        return;
+    }
+    job j;
+    j.run = run, j.context = context, j.tasks = tasks, j.threads = threads;
+    for (int64_t s = 0; s < threads; s++) atomic_init(&j.share[s].next, s * tasks / threads);
+    gomp_parallel(work, &j, (unsigned)threads, 0);
 }
 
-void bn_use_openmp(void *function) { memcpy(&gomp_parallel, &function, sizeof function); }
+void bn_use_openmp(void *parallel_entry, void *number_entry) {
+    memcpy(&gomp_parallel, &parallel_entry, sizeof gomp_parallel);
+    memcpy(&thread_number, &number_entry, sizeof thread_number);
+}
 
 /* ---- moments and coefficients ------------------------------------------------------------------------------- */
 
@@ -54,7 +76,7 @@ typedef struct {
     double count;                 /* values per channel */
     double *mean, *var;           /* per channel; the variance is biased */
     float *shift;                 /* per channel: a guess of the mean, which the sums are taken around */
-    float *grad_x, *grad_1;       /* backward: dx = scale*g + grad_x*(x - mean) + grad_1, per channel */
+    float *grad_x, *grad_1;       /* backward: dx = (g + grad_x*(x - mean) + grad_1) * scale, per channel */
     int64_t block;                /* runs: channels per task */
     int64_t rows, columns, group; /* matrix: columns = channels * group; group 0 means runs */
     int64_t tile, chunks;         /* matrix: channels per tile, or chunks of rows; runs: chunks per channel */

@@ -38,9 +38,9 @@ typedef struct {
  * touched. -1: out of memory. -2: arguments this build does not serve. */
 BN_API int64_t bn_run(const bn_args *args);
 
-/* Hand over the thread pool that torch uses (GNU's entry points, which LLVM's and Intel's OpenMP export too).
- * Without it the kernel runs on the calling thread. */
-BN_API void bn_use_openmp(void *gomp_parallel);
+/* Hand over the thread pool that torch uses: GOMP_parallel and omp_get_thread_num (GNU's entry points, which LLVM's and
+ * Intel's OpenMP export too). Without it the kernel runs on the calling thread. */
+BN_API void bn_use_openmp(void *gomp_parallel, void *omp_get_thread_num);
 
 BN_API int64_t bn_abi(void);
 

@@ -10,7 +10,7 @@
  * Two sweeps make every operation. The first takes two sums per channel, of u and of u*d with d = x - centre:
  *   forward   u = d              centre = a guess of the mean (d and d*d give the moments)
  *   backward  u = g = dy * act'  centre = the mean            (g and g*d give dbeta, dgamma, dx)
- * The second writes y = act(d*scale + offset [+ residual]) or dx = g*scale + d*grad_x + grad_1.
+ * The second writes y = act(d*scale + offset [+ residual]) or dx = (g + d*grad_x + grad_1) * scale.
  *
  * At most eight numbers are added in float32 before they join a double, so the sums are as good as double sums for
  * a fraction of the conversions. Vectors are GCC's (and clang's) vector extensions, which any CPU can run; the few
@@ -159,8 +159,8 @@ INLINE vf NAME(through)(vf dy, vf z, const bn_args *a, int act) {
     case BN_RELU: return (vf)((vi)dy & ~(z <= zero));
     case BN_CLIPPED: return (vf)((vi)NAME(select)(z <= zero, dy * (float)a->slope, dy) & ~(z >= cap));
     case BN_SILU: {
-        vf s = NAME(sigmoid)(z);
-        return dy * (s * (1.0f + z * (1.0f - s)));
+        vf e = NAME(exponential)(-z), s = 1.0f / (1.0f + e);
+        return dy * (s * (1.0f + z * (e * s))); /* e*s is 1 - s without its cancellation */
     }
     default: return dy;
     }
@@ -206,7 +206,7 @@ INLINE void NAME(write)(const bn_args *a, int64_t i, const coefficients *k, int 
     vf d = NAME(load)(a->x, i, bf16) - k->centre;
     if (backward) {
         vf g = keep ? NAME(load)(a->out_residual, i, bf16) : NAME(gradient)(a, i, d, k, act, aux, bf16);
-        NAME(store)(a->out, i, g * k->scale + (d * k->grad_x + k->grad_1), bf16);
+        NAME(store)(a->out, i, (g + (d * k->grad_x + k->grad_1)) * k->scale, bf16);
     } else {
         vf z = NAME(before_activation)(a, i, d, k, aux, bf16);
         NAME(store)(a->out, i, NAME(activate)(z, a, act), bf16);
@@ -325,7 +325,7 @@ INLINE void NAME(sum_rows)(const bn_args *a, int64_t i, int64_t width, int rows,
      * eight rows in the order of their addresses. */
     const int size = bf16 ? 2 : 4, lines = rows * L * size / 64;
     const char *next_x = (const char *)a->x + (i + rows * width) * size;
-    const char *next_dy = (const char *)a->dy + (i + rows * width) * size;
+    const char *next_dy = (const char *)(backward ? a->dy : a->x) + (i + rows * width) * size;
     const int fetch = rows == 8 && c1 - c0 == width;
     int64_t c = c0;
     for (; c + L <= c1; c += L) {
@@ -486,15 +486,16 @@ static void NAME(finish_gradients)(call *k, int64_t c0, int64_t c1, const double
                                    const double *restrict products) {
     const bn_args *a = k->a;
     const int64_t C = a->channels;
-    const double inverse = a->operation == BN_BACKWARD_EVAL ? 0.0 : 1.0 / k->count;
+    const int fixed = a->operation == BN_BACKWARD_EVAL; /* constants: an infinite x must not reach its neighbours */
+    const double inverse = 1.0 / k->count;
     const float *saved = a->saved;
     float *restrict grad_x = k->grad_x, *restrict grad_1 = k->grad_1;
     for (int64_t c = c0; c < c1; c++) {
-        double low = saved[BN_MEAN_LOW * C + c], invstd = saved[BN_INVSTD * C + c], scale = saved[BN_SCALE * C + c];
+        double low = saved[BN_MEAN_LOW * C + c], invstd = saved[BN_INVSTD * C + c];
         double sum = sums[c - c0], centred = products[c - c0] - low * sum;
-        double slope = -scale * invstd * (invstd * (centred * inverse));
-        grad_x[c] = (float)slope;
-        grad_1[c] = (float)(-scale * (sum * inverse) - slope * low);
+        double slope = -invstd * (invstd * (centred * inverse)), constant = -sum * inverse - slope * low;
+        grad_x[c] = (float)(fixed ? 0.0 : slope);
+        grad_1[c] = (float)(fixed ? 0.0 : constant);
     }
     for (int64_t c = c0; a->grad_weight && c < c1; c++)
         a->grad_weight[c] = (float)((products[c - c0] - (double)saved[BN_MEAN_LOW * C + c] * sums[c - c0]) *
@@ -546,6 +547,16 @@ static void NAME(run_sums)(call *k, int64_t c0, int64_t c1, int64_t from, int64_
     }
 }
 
+/* The same over all runs: chunk by chunk, as threads that share a channel would, so that the bits are the same. */
+static void NAME(channel_sums)(call *k, int64_t c0, int64_t c1, int64_t all, double *sums, double *products) {
+    NAME(run_sums)(k, c0, c1, 0, all / k->chunks, sums, products);
+    for (int64_t chunk = 1; chunk < k->chunks; chunk++) {
+        double s[NAME(MAX_BLOCK)], p[NAME(MAX_BLOCK)];
+        NAME(run_sums)(k, c0, c1, chunk * all / k->chunks, (chunk + 1) * all / k->chunks, s, p);
+        for (int64_t c = 0; c < c1 - c0; c++) sums[c] += s[c], products[c] += p[c];
+    }
+}
+
 /* Whole channels, sums to output. */
 static void NAME(channels_task)(void *context, int64_t task) {
     call *k = context;
@@ -555,7 +566,7 @@ static void NAME(channels_task)(void *context, int64_t task) {
     double sums[NAME(MAX_BLOCK)], products[NAME(MAX_BLOCK)];
     if (a->operation == BN_TRAIN) NAME(guess_runs)(k, c0, c1);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
-        NAME(run_sums)(k, c0, c1, 0, all, sums, products);
+        NAME(channel_sums)(k, c0, c1, all, sums, products);
         again = NAME(finish)(k, c0, c1, sums, products, final);
     }
     const NAME(columns) w = NAME(of_channels)(k, 0);
@@ -588,6 +599,10 @@ static void NAME(chunk_write)(void *context, int64_t task) {
 static int64_t NAME(run_runs)(call *k) {
     const bn_args *a = k->a;
     const int64_t C = a->channels, all = a->batch * NAME(pieces)(a), threads = a->threads;
+    /* So few channels that threads could idle are summed in chunks, cut or not: as in run_matrix, up to 16 threads no
+     * bit depends on their number. */
+    const int64_t most = threads > 16 ? threads : 16;
+    k->chunks = C >= 4 * most ? 1 : all < most ? all : most;
     if (threads <= 1 || C >= 4 * threads || C % threads == 0 || all == 1) {
         /* Stretches of about 8 KB, as long as every thread gets a few tasks. */
         k->block = 2048 / a->positions;
@@ -597,8 +612,6 @@ static int64_t NAME(run_runs)(call *k) {
         parallel(threads, (C + k->block - 1) / k->block, NAME(channels_task), k);
         return 0;
     }
-    /* So few channels that threads would idle: cut them. */
-    k->chunks = all < 4 * threads ? all : 4 * threads;
     k->partial = malloc((size_t)(2 * C * k->chunks) * sizeof(double));
     if (!k->partial) return -1;
     if (a->operation == BN_TRAIN) NAME(guess_runs)(k, 0, C);

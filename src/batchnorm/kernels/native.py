@@ -110,14 +110,15 @@ def _share_threads(library: ctypes.CDLL) -> str:
     """
     import torch
 
-    library.bn_use_openmp.argtypes = [ctypes.c_void_p]
+    library.bn_use_openmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         path = Path(torch.__file__).parent / "lib" / name
         if path.exists():
             try:
-                entry = ctypes.CDLL(str(path)).GOMP_parallel
+                torchs = ctypes.CDLL(str(path))
+                entries = (torchs.GOMP_parallel, torchs.omp_get_thread_num)
             except (OSError, AttributeError):
                 break
-            library.bn_use_openmp(ctypes.cast(entry, ctypes.c_void_p))
+            library.bn_use_openmp(*(ctypes.cast(entry, ctypes.c_void_p) for entry in entries))
             return "on torch's own threads"
     return "on one thread: torch's OpenMP was not found"

@@ -20,7 +20,8 @@ def race(
         typer.Option(help=f"How weights begin: {', '.join(INITS)}. A weaker start shows more of what BN buys."),
     ] = DEFAULTS.init,
     seeds: Annotated[
-        int, typer.Option(help="Networks per variant and learning rate; fewer than 3 give no verdict.")
+        int,
+        typer.Option(help="Networks per variant and learning rate; 3 can just give a verdict, more give a firmer one."),
     ] = DEFAULTS.seeds,
     steps: Annotated[
         int,

@@ -19,7 +19,7 @@ import torch
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.train import Progress
 
-LARGEST_PART = 8
+LARGEST_PART = 10
 GLANCE = 0.1  # seconds between two looks at whether the user wants to stop
 
 TrainPart = Callable[[Sequence[Member], Callable[[Progress], None]], list[Curve]]
@@ -128,7 +128,7 @@ def even_parts(members: Sequence[Member], largest: int = LARGEST_PART) -> list[S
     """Cut members into as few parts as the largest size allows, none more than one longer than another.
 
     >>> [len(part) for part in even_parts(range(25))]
-    [7, 6, 6, 6]
+    [9, 8, 8]
     """
     count = -(-len(members) // largest)
     sizes = [len(members) // count + (index < len(members) % count) for index in range(count)]

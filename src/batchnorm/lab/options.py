@@ -9,16 +9,16 @@ from batchnorm.errors import BatchNormError
 from batchnorm.lab.networks.schemes import SCHEMES
 
 INITS = tuple(SCHEMES)
-RATES = (0.02, 0.05, 0.1, 0.2, 0.5)
-SIGMOID_RATES = (0.1, 1.0, 10.0)
+RATES = (0.05, 0.1, 0.2, 0.4)
+SIGMOID_RATES = (0.3, 3.0)
 
 
 @dataclass(frozen=True)
 class Options:
     """The settings of a race.
 
-    >>> Options(seeds=3).steps
-    1000
+    >>> Options(init="he").steps
+    800
     >>> Options(seeds=0)
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: --seeds is 0; give a whole number from 1 up
@@ -28,8 +28,8 @@ class Options:
     """
 
     init: str = "xavier"
-    seeds: int = 5
-    steps: int = 1000
+    seeds: int = 3
+    steps: int = 800
     batch_size: int = 32
     every: int = 20
     rates: tuple[float, ...] = RATES

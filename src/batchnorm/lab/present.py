@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -53,7 +54,7 @@ def as_text(summary: Summary, *, width: int = 80, unicode: bool = True) -> str:
 
 
 def steps_table(summary: Summary) -> Table:
-    """Make the table of steps: a median over the seeds, and below it the spread and how many seeds arrived.
+    """Make the table of steps: a median over the seeds, how many of them arrived, and below it the spread.
 
     >>> steps_table(summarise(Result(Options(), (), 450, 10))).title
     'Measured here'
@@ -111,12 +112,12 @@ def lines(summary: Summary) -> list[str]:
     """Write what has to be said beside the tables: how to read them, what to beware of, and the verdicts.
 
     >>> lines(summarise(Result(Options(), (), 450, 10)))[0]
-    'Medians over 5 seeds, below them the spread and how many seeds arrived; ratios are of medians.'
+    'Medians over 3 seeds, how many of them arrived, and the spread below; ratios are of medians.'
     """
     result = summary.result
     seeds = f"{result.options.seeds} seed{'s' * (result.options.seeds > 1)}"
     text = [
-        f"Medians over {seeds}, below them the spread and how many seeds arrived; ratios are of medians.",
+        f"Medians over {seeds}, how many of them arrived, and the spread below; ratios are of medians.",
         f"{result.networks} networks of {result.options.steps} steps in {result.seconds:.0f} s,"
         f" validated every {result.options.every} steps on {result.validation_images} images.",
     ]
@@ -174,12 +175,12 @@ def rate_cell(row: Row, summary: Summary) -> str:
 
     >>> row = Row("Sigmoid", 1.0, None, None, (0.1,), (), 0, 1.0)
     >>> rate_cell(row, summarise(Result(Options(), (), 450, 10)))
-    '0.1-10'
+    '0.3-3'
     """
     if named(row.variant).factor is None and max(row.accuracies) < TRAINED / summary.result.classes:
         options = summary.result.options
         swept = options.rates if row.variant == BASELINE else options.sigmoid_rates
-        return f"{swept[0]:g}-{swept[-1]:g}"
+        return f"{swept[0]:g}-{swept[-1]:g}" if len(swept) > 1 else f"{swept[0]:g}"
     return f"{row.learning_rate:g}"
 
 
@@ -187,15 +188,15 @@ def steps_cell(steps: Steps | None) -> str:
     """Write a median of steps with its spread and how many seeds arrived.
 
     >>> steps_cell(Steps((100, 300, float("inf"))))
-    '300\\n100-300, 2/3'
+    '300 (2/3)\\n100-300'
     """
     if steps is None:
         return "no target"
-    count = f"{len(steps.reached)}/{len(steps.seeds)}"
+    count = f"({len(steps.reached)}/{len(steps.seeds)})"
     if not steps.reached:
-        return f"never\n{count}"
-    middle = f"{steps.median:g}" if len(steps.reached) * 2 > len(steps.seeds) else "not by most"
-    return f"{middle}\n{min(steps.reached):g}-{max(steps.reached):g}, {count}"
+        return f"never {count}"
+    middle = "-" if math.isinf(steps.median) else f"{steps.median:g}"
+    return f"{middle} {count}\n{min(steps.reached):g}-{max(steps.reached):g}"
 
 
 def ratio_cell(steps: Steps | None) -> str:

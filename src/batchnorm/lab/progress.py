@@ -55,8 +55,8 @@ def moving_bars(bars: Bars, steps: int) -> Watch:
 def plain_lines(console: Console, steps: int) -> Watch:
     """Print a line when a stack is done.
 
-    >>> plain_lines(Console(), steps=1000)([named("Inception")], 25, Progress(1000, 0.98))  # doctest: +SKIP
-    Inception: 25 networks, 1000 steps, best accuracy 98.0%, 21 s
+    >>> plain_lines(Console(), steps=800)([named("Inception")], 12, Progress(800, 0.98))  # doctest: +SKIP
+    Inception: 12 networks, 800 steps, best accuracy 98.0%, 21 s
     """
     begun: dict[str, float] = {}
 
@@ -66,7 +66,10 @@ def plain_lines(console: Console, steps: int) -> Watch:
         if progress.step == steps:
             seconds = time.perf_counter() - begun[title]
             best = f"best accuracy {progress.best_accuracy:.1%}"
-            console.print(f"{title}: {networks} networks, {steps} steps, {best}, {seconds:.0f} s", soft_wrap=True)
+            console.print(
+                f"{title}: {networks} network{'s' * (networks > 1)}, {steps} steps, {best}, {seconds:.0f} s",
+                soft_wrap=True,
+            )
 
     return watch
 

@@ -28,6 +28,8 @@ from batchnorm.lab.summary import Lane, Result, best_rate
 from batchnorm.lab.train import Progress, train
 from batchnorm.lab.variants import SIGMOID, Variant, stacks
 
+NAN = float("nan")
+
 Watch = Callable[[Sequence[Variant], int, Progress], None]
 """Called after every step with the variants in training, how many networks they are and where they stand."""
 
@@ -35,7 +37,7 @@ Watch = Callable[[Sequence[Variant], int, Progress], None]
 def run(options: Options, *, threads: int = 1, watch: Watch | None = None, norm: NormFactory = torch_norm) -> Result:
     """Run the whole race; an interrupt ends it and keeps the variants that were done.
 
-    >>> result = run(Options(seeds=3, steps=500))  # doctest: +SKIP
+    >>> result = run(Options(steps=500))  # doctest: +SKIP
     >>> [lane.variant for lane in result.lanes]  # doctest: +SKIP
     ['Inception', 'BN-Baseline', 'BN-x5', 'BN-x30', 'BN-x5-Sigmoid', 'Sigmoid']
     """
@@ -47,20 +49,29 @@ def run(options: Options, *, threads: int = 1, watch: Watch | None = None, norm:
         )
     begun = time.perf_counter()
     baseline, *others = stacks()
-    heats: list[tuple[Sequence[Variant], Heat]] = []
+    heats: dict[Sequence[Variant], Heat] = {}
     interrupted = False
     try:
         with crew(threads) as workers:
-            heats.append((baseline, start(workers, baseline, options, 0.0, data, watch, norm)))
-            heats[0][1].wait()
-            rate = best_rate(heats[0][1].curves(), data.classes)
+
+            def begin(stack: Sequence[Variant], rate: float) -> None:
+                heats[stack] = start(workers, stack, options, rate, data, watch, norm)
+
+            begin(baseline, NAN)
             for stack in others:
-                heats.append((stack, start(workers, stack, options, rate, data, watch, norm)))
-            for _, heat in heats:
+                if stack[0].factor is None:  # it sweeps rates of its own: no need to wait
+                    begin(stack, NAN)
+            heats[baseline].wait()
+            best = best_rate(heats[baseline].curves(), data.classes)
+            for stack in others:
+                if stack[0].factor is not None:
+                    begin(stack, best)
+            for heat in heats.values():
                 heat.wait()
     except KeyboardInterrupt:
         interrupted = True
-    lanes = tuple(lane for stack, heat in heats if heat.finished for lane in lanes_of(stack, heat, data.classes))
+    done = [stack for stack in stacks() if stack in heats and heats[stack].finished]
+    lanes = tuple(lane for stack in done for lane in lanes_of(stack, heats[stack], data.classes))
     seconds = time.perf_counter() - begun
     return Result(options, lanes, len(data.validation_labels), data.classes, seconds, interrupted)
 

@@ -1,0 +1,230 @@
+"""The kernel and torch's operators against the float64 reference: every variant, layout, size and thread count."""
+
+import itertools
+
+import pytest
+import torch
+from kernel_cases import (
+    ACTIVATIONS,
+    LAYOUTS,
+    NATIVE,
+    PATHS,
+    Case,
+    call,
+    differences,
+    inputs,
+    path,
+    run,
+    threads,
+    took_native,
+)
+
+POSITIONS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 49, 65)
+CHANNELS = (1, 2, 3, 7, 16, 17, 33, 100)
+BATCHES = (1, 2, 3, 8, 9, 17)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Torch rounds between the operators of its path (in bfloat16, to 8 bits each time); the kernel rounds once.
+TOLERANCE = {
+    ("native", torch.float32): 2e-6,
+    ("native", torch.bfloat16): 6e-3,
+    ("torch", torch.float32): 2e-5,
+    ("torch", torch.bfloat16): 4e-2,
+}
+
+
+@pytest.fixture(params=PATHS)
+def on_path(request):
+    with path(request.param):
+        yield "torch" if request.param == "torch" else "native"
+
+
+@pytest.fixture(params=NATIVE)
+def native(request):
+    with path(request.param):
+        yield request.param
+
+
+def wrong(case, on_path):
+    """What is wrong about one call, and whether it went where it should."""
+    tensors = inputs(case)
+    actual = run(case, tensors)
+    batch = case.shape[0]
+    enough = tensors["x"].numel() >= 16 * batch and tensors["x"].numel() >= 2 * case.shape[1]
+    assert took_native(actual["y"]) == (on_path == "native" and enough), case
+    return differences(case, actual, TOLERANCE[on_path, case.dtype])
+
+
+def values_per_channel(shape):
+    return torch.Size(shape).numel() // shape[1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_variant(on_path, activation, training, layout, dtype):
+    found = []
+    for shape in [(6, 20, 3, 5), (6, 20, 2, 2)]:  # longer than a vector of any instruction set but one; shorter
+        for affine, residual in itertools.product(("both", "weight", "none"), (False, True)):
+            case = Case(shape, layout, DTYPES[dtype], activation, residual, training, affine, seed=len(found))
+            found += wrong(case, on_path)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "shape", [(34, 19), (7, 18, 11), (5, 17, 6, 5), (4, 16, 3, 4, 2), (2, 3, 4, 3, 5, 2)], ids=lambda s: f"{len(s)}d"
+)
+def test_every_layout(on_path, shape, layout, dtype):
+    found = []
+    for i, gradient in enumerate(LAYOUTS):
+        case = Case(shape, layout, DTYPES[dtype], "silu", residual=i % 2 == 0, gradient_layout=gradient, seed=i)
+        found += wrong(case, on_path)
+        other = Case(shape, layout, DTYPES[dtype], "relu", residual=i % 2 == 1, training=False, seed=i)
+        found += wrong(other, on_path)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_odd_shapes(on_path, positions, layout):
+    """All sizes around the width of a vector, the other choices taking turns."""
+    found, turn = [], positions
+    for channels, batch in itertools.product(CHANNELS, BATCHES):
+        if layout == "channel_last" and (positions == 1 or channels < 16):
+            continue  # the same memory as contiguous, or copied to it
+        turn += 1
+        case = Case(
+            (batch, channels, positions),
+            layout,
+            (torch.float32, torch.bfloat16)[turn % 7 == 0],
+            ACTIVATIONS[turn % 5],
+            residual=turn % 3 == 0,
+            training=turn % 4 != 0 and batch * positions > 1,
+            affine=("both", "none", "weight")[turn % 11 % 3],
+            seed=turn,
+        )
+        found += wrong(case, on_path)
+    assert not found, "\n".join(found)
+
+
+# Above the 16,384 elements that one thread does alone. Few channels are cut among threads, long runs into pieces; few
+# rows of a matrix go by tiles of columns, more than 256 by chunks of rows.
+LARGE = {
+    "runs, channels shared out": ((8, 70, 40), "contiguous"),
+    "runs, one channel": ((9, 1, 2500), "contiguous"),
+    "runs, three channels": ((7, 3, 33, 29), "contiguous"),
+    "runs cut into pieces": ((1, 2, 65536), "contiguous"),
+    "runs cut unevenly": ((3, 1, 70003), "contiguous"),
+    "runs of 31, blocks of channels": ((5, 131, 31), "contiguous"),
+    "matrix, tiles of channels": ((130, 200), "contiguous"),
+    "matrix, 256 rows": ((256, 67), "contiguous"),
+    "matrix, 257 rows": ((257, 67), "contiguous"),
+    "matrix, short chunks": ((1100, 17), "contiguous"),
+    "matrix of positions, tiles": ((40, 100, 7), "contiguous"),
+    "matrix of positions, rows": ((400, 23, 3), "contiguous"),
+    "channel last": ((6, 33, 10, 11), "channel_last"),
+    "channel last, few rows": ((2, 150, 9, 8), "channel_last"),
+    "channel last, wide": ((3, 600, 4, 4), "channel_last"),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize("name", LARGE)
+def test_threads(on_path, name, count):
+    shape, layout = LARGE[name]
+    found = []
+    with threads(count):
+        for i, (activation, dtype) in enumerate([("none", "float32"), ("relu", "float32"), ("silu", "bfloat16")]):
+            for training in (True, False):
+                case = Case(shape, layout, DTYPES[dtype], activation, (i + count) % 2 == 0, training, seed=i)
+                found += wrong(case, on_path)
+    assert not found, "\n".join(found)
+
+
+def cancelling(shape, layout):
+    """Inputs whose sums cancel so far that every other order of additions has other bits."""
+    case = Case(shape, layout, activation="leaky_relu", residual=True)
+    tensors = {name: t.detach().clone().requires_grad_(t.requires_grad) for name, t in inputs(case).items()}
+    flat = tensors["dy"].movedim(1, 0).reshape(shape[1], -1)
+    flat[:, 0], flat[:, -1] = 1e17, -1e17
+    tensors["dy"] = flat.reshape(shape[1], shape[0], *shape[2:]).movedim(0, 1)
+    with torch.no_grad():
+        x = tensors["x"].movedim(1, 0)
+        x[:, 0] *= 1e12
+        x[:, -1] *= 1e-12
+    return case, tensors
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_no_bit_depends_on_the_number_of_threads(native, name):
+    case, tensors = cancelling(*LARGE[name])
+    with threads(1):
+        first = run(case, tensors)
+    for count in (2, 3, 4, 3, 1, 16):
+        with threads(count):
+            again = run(case, tensors)
+        for quantity, values in first.items():
+            assert torch.equal(values, again[quantity]), (quantity, count)
+
+
+def test_without_gradients_the_output_is_the_same(native):
+    case = Case((6, 20, 3, 5), activation="silu", residual=True)
+    tensors = inputs(case)
+    with_gradients = run(case, tensors)["y"]
+    with torch.no_grad():
+        y = call(case, tensors)
+    assert y.grad_fn is None
+    assert torch.equal(y, with_gradients)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("wanted", ["x", "weight", "bias", "residual"])
+def test_one_gradient_alone(native, wanted, activation, training):
+    """The kernel leaves out what nobody asks for; what is left must not change."""
+    for shape in [(6, 20, 3, 5), (40, 20, 2, 1)]:
+        case = Case(shape, activation=activation, residual=True, training=training)
+        tensors = inputs(case)
+        everything = run(case, tensors)
+        one = {name: t.detach().requires_grad_(name == wanted) for name, t in tensors.items()}
+        (alone,) = torch.autograd.grad(call(case, one), one[wanted], one["dy"])
+        torch.testing.assert_close(alone, everything[f"d{wanted}"], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
+def test_parameters_in_bfloat16(native, layout):
+    """Running statistics in bfloat16 hold 8 bits, and a result is rounded to them once."""
+    case = Case((9, 18, 5, 4), layout, torch.bfloat16, "relu", parameters=torch.bfloat16)
+    found = wrong(case, "native")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 1.0])
+def test_momentum(on_path, momentum):
+    case = Case((4, 17, 9), momentum=momentum)
+    found = wrong(case, on_path)
+    assert not found, "\n".join(found)
+    if momentum == 0.0:
+        tensors = inputs(case)
+        assert torch.equal(run(case, tensors)["running_mean"], tensors["running_mean"])
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
+def test_inputs_are_left_alone(native, layout):
+    case = Case((5, 17, 6, 5), layout, activation="silu", residual=True)
+    tensors = inputs(case)
+    before = {name: t.detach().clone() for name, t in tensors.items()}
+    run(case, tensors)
+    for name, t in tensors.items():
+        assert torch.equal(t, before[name]), name
+
+
+@pytest.mark.parametrize("shape", [(64, 4), (16, 1), (8, 2, 3), (9, 7), (4, 1, 7), (2, 15, 1, 1)])
+def test_samples_narrower_than_a_vector_go_to_torch(native, shape):
+    case = Case(shape, activation="relu")
+    tensors = inputs(case)
+    actual = run(case, tensors)
+    assert not took_native(actual["y"])
+    assert not differences(case, actual, TOLERANCE["torch", torch.float32])
