@@ -15,7 +15,7 @@ from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.data.digits import Split
 from batchnorm.lab.networks.inception import Inception
 
-VALIDATION_CHUNK = 64
+VALIDATION_CHUNK = 150
 
 
 @dataclass(frozen=True)
