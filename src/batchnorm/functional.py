@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -11,13 +10,13 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from batchnorm import kernels
-from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
+from batchnorm.checks import NONFINITE, check, check_dtypes, report_nonfinite
+from batchnorm.errors import BatchNormError
 from batchnorm.kernels import fallback, native
 from batchnorm.kernels.native import ACTIVATIONS, AUX_NONE, AUX_OUTPUT, AUX_RESIDUAL
 
 __all__ = ["batch_norm"]
 
-NONFINITE = ("reject", "raise")
 _CODES = {torch.float32: 0, torch.bfloat16: 1}
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -87,13 +86,20 @@ def normalize(
     torch's path, so that a device need not be waited for).
     """
     name = activation or "none"
-    if torch._C._get_tracing_state() is None:  # else sizes are tensors, and looking at them warns
-        check(x, running_mean, running_var, weight, bias, training, name, residual, where)
-    if eps <= 0 and (training or eps < 0):
-        raise BatchNormError(f"eps must be positive, got {eps}", where=where, do="use a small number such as 1e-5")
     kernel = kernels.kernel()
-    if kernel is None or not _serves(x, running_mean, running_var, weight, bias, residual, negative_slope):
-        _check_dtypes(x, running_mean, running_var, weight, bias, where)
+    if (
+        kernel is None
+        or not _serves(x, running_mean, running_var, weight, bias, residual)
+        or (running_mean is None) != (running_var is None)
+        or not (training or running_mean is not None)
+        or negative_slope < 0  # then the output's sign does not tell the input's
+        or eps <= 0
+        or name not in ACTIVATIONS
+    ):
+        # What is wrong ends here, in a sentence; what is right but not the kernel's goes to torch.
+        if torch._C._get_tracing_state() is None:  # else sizes are tensors, and looking at them warns
+            check(x, running_mean, running_var, weight, bias, training, eps, name, residual, where)
+        check_dtypes(x, running_mean, running_var, weight, bias, where)
         return fallback.batch_norm(
             x, running_mean, running_var, weight, bias, training, momentum, eps, name, residual, negative_slope
         )
@@ -118,140 +124,6 @@ def normalize(
     return y, code == 0
 
 
-def report_nonfinite(finite: Tensor | bool, policy: str, where: str) -> None:
-    """Raise or warn if a batch was refused.
-
-    >>> report_nonfinite(True, "raise", "conv1")
-    """
-    if isinstance(finite, Tensor):
-        # Looking at a value on another device waits for it; there, only "raise" is worth that.
-        if finite.device.type == "meta" or (finite.device.type != "cpu" and policy != "raise"):
-            return
-        if type(finite) is not Tensor or torch._C._len_torch_dispatch_stack() > 0:
-            return
-        if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
-            return
-    if bool(finite):
-        return
-    problem = "the batch has NaN or infinite values (or overflows float32): its statistics were not used"
-    do = "look at the layer's input, or lower the learning rate"
-    if policy == "raise":
-        raise NonFiniteBatch(problem, where=where, do=do)
-    warnings.warn(f"{where}: {problem}; {do}", BatchNormWarning, stacklevel=4)
-
-
-def check(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    activation: str,
-    residual: Tensor | None,
-    where: str = "batch_norm",
-) -> None:
-    """Refuse a call that cannot be right, in one sentence.
-
-    >>> check(torch.zeros(1, 3), None, None, None, None, True, "none", None)
-    Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: batch_norm: Expected more than 1 value per channel when training, got input \
-size [1, 3]: one value is its own mean, so the output would be the bias whatever the input; drop the last short batch \
-(drop_last=True), use larger batches, or normalise with running statistics (eval(), or statistics="running")
-    """
-    if x.dim() < 2:
-        raise BatchNormError(
-            f"expected an input of at least 2 dimensions (batch, channels, ...), got shape {list(x.shape)}",
-            where=where,
-            do="add the batch dimension with x.unsqueeze(0), or the channel dimension with x.unsqueeze(1)",
-        )
-    channels = x.shape[1]
-    for name, tensor in (
-        ("running_mean", running_mean),
-        ("running_var", running_var),
-        ("weight", weight),
-        ("bias", bias),
-    ):
-        if tensor is None:
-            continue
-        if tensor.shape != (channels,):
-            raise BatchNormError(
-                f"the input of shape {list(x.shape)} has {channels} channels (dimension 1), but {name} has "
-                f"shape {list(tensor.shape)}",
-                where=where,
-                do=f"use a layer of num_features={channels}, or permute the input so that channels are dimension 1",
-            )
-        if tensor.device != x.device:
-            raise BatchNormError(
-                f"the input is on {x.device}, but {name} is on {tensor.device}",
-                where=where,
-                do=f"move one of them, e.g. with layer.to({str(x.device)!r})",
-            )
-    if not x.dtype.is_floating_point:
-        raise BatchNormError(
-            f"expected a floating-point input, got {x.dtype}", where=where, do="convert it with x.float()"
-        )
-    if training:
-        if channels and x.numel() == channels:
-            raise BatchNormError(
-                f"Expected more than 1 value per channel when training, got input size {list(x.shape)}: one value "
-                "is its own mean, so the output would be the bias whatever the input",
-                where=where,
-                do="drop the last short batch (drop_last=True), use larger batches, or normalise with running "
-                'statistics (eval(), or statistics="running")',
-            )
-        if (running_mean is None) != (running_var is None):
-            raise BatchNormError(
-                f"{'running_mean' if running_mean is None else 'running_var'} is missing: the two are updated together",
-                where=where,
-                do="give both, or neither",
-            )
-    elif running_mean is None or running_var is None:
-        raise BatchNormError(
-            "there are no running statistics to normalise with outside training",
-            where=where,
-            do='pass running_mean and running_var, or use the batch\'s own (training=True, statistics="batch")',
-        )
-    if activation not in ACTIVATIONS:
-        raise BatchNormError(
-            f"unknown activation {activation!r}", where=where, do=f"use one of {', '.join(ACTIVATIONS)}"
-        )
-    if residual is not None and residual.shape != x.shape:
-        raise BatchNormError(
-            f"the residual has shape {list(residual.shape)}, the input {list(x.shape)}",
-            where=where,
-            do="make them equal; a residual is not broadcast",
-        )
-    if residual is not None and residual.device != x.device:
-        raise BatchNormError(
-            f"the input is on {x.device}, but the residual is on {residual.device}", where=where, do="move one of them"
-        )
-
-
-def _check_dtypes(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    where: str,
-) -> None:
-    """Refuse dtypes that torch does not mix: only parameters of float32 go with an input of fewer bits."""
-    half = x.dtype in (torch.bfloat16, torch.float16)
-    for name, tensor in (
-        ("running_mean", running_mean),
-        ("running_var", running_var),
-        ("weight", weight),
-        ("bias", bias),
-    ):
-        if tensor is not None and tensor.dtype != x.dtype and not (half and tensor.dtype == torch.float32):
-            raise BatchNormError(
-                f"the input is {x.dtype}, but {name} is {tensor.dtype}",
-                where=where,
-                do=f"convert one of them, e.g. with x.to({tensor.dtype})",
-            )
-
-
 def _serves(
     x: Tensor,
     running_mean: Tensor | None,
@@ -259,21 +131,36 @@ def _serves(
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    negative_slope: float,
 ) -> bool:
-    """Whether the native kernel may take this call: plain CPU tensors of a dtype it knows, and nobody tracing."""
-    if torch.compiler.is_compiling() or type(x) not in _PLAIN or not x.is_cpu or x.dtype not in _CODES:
+    """Whether the native kernel may take these: sound, plain CPU tensors of dtypes it knows, and nobody tracing."""
+    dtype = x.dtype
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None  # before any size is read: a tracer's sizes are tensors
+        or type(x) not in _PLAIN
+        or not x.is_cpu
+        or dtype not in _CODES
+        or x.dim() < 2
+    ):
         return False
+    shape, numel = x.shape, x.numel()
+    channels = shape[1]
+    size = (channels,)
     for tensor in (running_mean, running_var, weight, bias):
-        if tensor is not None and (tensor.dtype not in (torch.float32, x.dtype) or type(tensor) not in _PLAIN):
+        if tensor is not None and (
+            tensor.shape != size
+            or not (tensor.dtype is torch.float32 or tensor.dtype is dtype)
+            or type(tensor) not in _PLAIN
+            or not tensor.is_cpu
+        ):
             return False
-    if residual is not None and (residual.dtype != x.dtype or type(residual) not in _PLAIN or not residual.is_cpu):
+    if residual is not None and (
+        residual.shape != shape or residual.dtype is not dtype or type(residual) not in _PLAIN or not residual.is_cpu
+    ):
         return False
     return (
-        torch._C._get_tracing_state() is None  # first: a tracer's sizes are tensors
-        and x.numel() >= _LANES * max(x.shape[0], 1)  # a sample fills a vector, whatever its instruction set
-        and x.shape[1] * 2 <= x.numel()  # an empty or single-row batch is torch's business
-        and negative_slope >= 0  # else the output's sign does not tell the input's
+        numel >= _LANES * max(shape[0], 1)  # a sample fills a vector, whatever its instruction set
+        and channels * 2 <= numel  # an empty or single-row batch is torch's business
         and not torch._C._are_functorch_transforms_active()
         and torch._C._len_torch_dispatch_stack() == 0
         and forward_ad._current_level < 0
@@ -397,9 +284,8 @@ class _Native(torch.autograd.Function):
         if dy.stride() != ctx.strides:
             dy = torch.empty_like(x).copy_(dy)
         dx = torch.empty_like(x)
-        channels = like[1]
-        dweight = torch.empty(channels, dtype=torch.float32, device="cpu") if weight is not None and needs[1] else None
-        dbias = torch.empty(channels, dtype=torch.float32, device="cpu") if bias is not None and needs[2] else None
+        dweight = torch.empty_like(weight, dtype=torch.float32) if weight is not None and needs[1] else None
+        dbias = torch.empty_like(bias, dtype=torch.float32) if bias is not None and needs[2] else None
         masked = needs[3] and name != "none"
         dresidual = torch.empty_like(x) if masked else None
         run(

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,10 +14,37 @@ from batchnorm import reference as ref
 from batchnorm.functional import batch_norm
 
 ACTIVATIONS = ("none", "relu", "relu6", "leaky_relu", "silu")
-PATHS = ("torch", "baseline", "avx2", "avx512")
-NATIVE = PATHS[1:]
 KINKS = {"none": (), "relu": (0.0,), "relu6": (0.0, 6.0), "leaky_relu": (0.0,), "silu": ()}
 SLOPE = 0.2
+POSITIONS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 49, 65)
+CHANNELS = (1, 2, 3, 7, 16, 17, 33, 100)
+BATCHES = (1, 2, 3, 8, 9, 17)
+# Torch rounds between the operators of its path (in bfloat16, to 8 bits each time); the kernel rounds once.
+TOLERANCE = {
+    ("native", torch.float32): 2e-6,
+    ("native", torch.bfloat16): 6e-3,
+    ("torch", torch.float32): 2e-5,
+    ("torch", torch.bfloat16): 4e-2,
+}
+# Above the 16,384 elements that one thread does alone. Few channels are cut among threads, long runs into pieces; few
+# rows of a matrix go by tiles of columns, more than 256 by chunks of rows.
+LARGE = {
+    "runs, channels shared out": ((8, 70, 40), "contiguous"),
+    "runs, one channel": ((9, 1, 2500), "contiguous"),
+    "runs, three channels": ((7, 3, 33, 29), "contiguous"),
+    "runs cut into pieces": ((1, 2, 65536), "contiguous"),
+    "runs cut unevenly": ((3, 1, 70003), "contiguous"),
+    "runs of 31, blocks of channels": ((5, 131, 31), "contiguous"),
+    "matrix, tiles of channels": ((130, 200), "contiguous"),
+    "matrix, 256 rows": ((256, 67), "contiguous"),
+    "matrix, 257 rows": ((257, 67), "contiguous"),
+    "matrix, short chunks": ((1100, 17), "contiguous"),
+    "matrix of positions, tiles": ((40, 100, 7), "contiguous"),
+    "matrix of positions, rows": ((400, 23, 3), "contiguous"),
+    "channel last": ((6, 33, 10, 11), "channel_last"),
+    "channel last, few rows": ((2, 150, 9, 8), "channel_last"),
+    "channel last, wide": ((3, 600, 4, 4), "channel_last"),
+}
 
 
 def channel_last(t):
@@ -61,9 +89,25 @@ LAYOUTS = {
 }
 
 
+@dataclass(frozen=True)
+class Strides:
+    """Any layout: the order of the dimensions in memory, and of each a step and a start."""
+
+    order: tuple[int, ...]
+    steps: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    def __call__(self, t):
+        sizes = [start + n * step for n, step, start in zip(t.shape, self.steps, self.starts, strict=True)]
+        room = torch.full([sizes[d] for d in self.order], torch.nan, dtype=t.dtype)
+        back = room.permute(*[self.order.index(d) for d in range(t.dim())])
+        window = back[tuple(slice(start, None, step) for step, start in zip(self.steps, self.starts, strict=True))]
+        return window.copy_(t)
+
+
 def laid_out(t, layout):
     """The values of `t` in another layout ("expanded" repeats some of them)."""
-    return LAYOUTS[layout](t)
+    return layout(t) if isinstance(layout, Strides) else LAYOUTS[layout](t)
 
 
 @dataclass(frozen=True)
@@ -71,13 +115,13 @@ class Case:
     """One call; everything about it follows from these fields."""
 
     shape: tuple[int, ...]
-    layout: str = "contiguous"
+    layout: str | Strides = "contiguous"
     dtype: torch.dtype = torch.float32
     activation: str = "none"
     residual: bool = False
     training: bool = True
     affine: str = "both"  # or "none", "weight"
-    gradient_layout: str = "contiguous"
+    gradient_layout: str | Strides = "contiguous"
     parameters: torch.dtype = torch.float32
     eps: float = 1e-5
     momentum: float = 0.1
@@ -240,26 +284,80 @@ def differences(case, actual, tolerance):
     return found
 
 
+def wrong(case, on_path):
+    """What is wrong about one call, and whether it went where it should."""
+    tensors = inputs(case)
+    actual = run(case, tensors)
+    elements = tensors["x"].numel()
+    enough = elements >= 16 * case.shape[0] and elements >= 2 * case.shape[1]
+    native = took_native(actual["y"])
+    assert native == (on_path != "torch" and enough), case
+    return differences(case, actual, TOLERANCE["native" if native else "torch", case.dtype])
+
+
+def odd_shapes(positions, layout):
+    """Cases of all sizes around the width of a vector, the other choices taking turns."""
+    turn = positions
+    for channels, batch in itertools.product(CHANNELS, BATCHES):
+        if layout == "channel_last" and (positions == 1 or channels < 16):
+            continue  # the same memory as contiguous, or copied to it
+        turn += 1
+        yield Case(
+            (batch, channels, positions),
+            layout,
+            (torch.float32, torch.bfloat16)[turn % 7 == 0],
+            ACTIVATIONS[turn % 5],
+            residual=turn % 3 == 0,
+            training=turn % 4 != 0 and batch * positions > 1,
+            affine=("both", "none", "weight")[turn % 11 % 3],
+            seed=turn,
+        )
+
+
+def large(name, count=0):
+    """Cases of one of the large shapes; which of them has a residual depends on `count`."""
+    shape, layout = LARGE[name]
+    choices = [("none", torch.float32), ("relu", torch.float32), ("silu", torch.bfloat16)]
+    for i, (activation, dtype) in enumerate(choices):
+        for training in (True, False):
+            yield Case(shape, layout, dtype, activation, (i + count) % 2 == 0, training, seed=i)
+
+
 @contextlib.contextmanager
-def path(name):
-    """Send calls to torch's operators, or to the kernel with the named instruction set."""
+def path(name, kernel=None):
+    """Send calls to torch's operators, or to the kernel (given, or the installed one) with an instruction set."""
+    installed = kernels._kernel
     if name == "torch":
-        before, kernels._kernel = kernels._kernel, None
+        kernels._kernel = None
         try:
             yield
         finally:
-            kernels._kernel = before
+            kernels._kernel = installed
         return
-    kernel = kernels.kernel()
+    kernel = kernel or installed
     if kernel is None:
         pytest.skip(f"no compiled kernel: {kernels.describe()}")
-    before = kernel.isa
-    if not kernel.select(name):
-        pytest.skip(f"this CPU or this build has no {name}; it has {kernel.isas()}")
+    before, kernels._kernel = kernel.isa, kernel
     try:
+        assert kernel.select(name)
         yield
     finally:
         kernel.select(before)
+        kernels._kernel = installed
+
+
+def instruction_sets(kernel):
+    """Those of a kernel that this CPU has; if there is no kernel, one that is skipped with the reason."""
+    if kernel is None:
+        return ("native",)
+    before = kernel.isa
+    found = tuple(isa for isa in kernel.isas() if kernel.select(isa))
+    kernel.select(before)
+    return found
+
+
+NATIVE = instruction_sets(kernels.kernel())
+PATHS = ("torch", *NATIVE)
 
 
 @contextlib.contextmanager

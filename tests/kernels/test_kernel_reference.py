@@ -6,56 +6,36 @@ import pytest
 import torch
 from kernel_cases import (
     ACTIVATIONS,
+    LARGE,
     LAYOUTS,
     NATIVE,
     PATHS,
+    POSITIONS,
     Case,
     call,
-    differences,
     inputs,
+    large,
+    odd_shapes,
     path,
     run,
     threads,
     took_native,
+    wrong,
 )
 
-POSITIONS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 49, 65)
-CHANNELS = (1, 2, 3, 7, 16, 17, 33, 100)
-BATCHES = (1, 2, 3, 8, 9, 17)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Torch rounds between the operators of its path (in bfloat16, to 8 bits each time); the kernel rounds once.
-TOLERANCE = {
-    ("native", torch.float32): 2e-6,
-    ("native", torch.bfloat16): 6e-3,
-    ("torch", torch.float32): 2e-5,
-    ("torch", torch.bfloat16): 4e-2,
-}
 
 
 @pytest.fixture(params=PATHS)
 def on_path(request):
     with path(request.param):
-        yield "torch" if request.param == "torch" else "native"
+        yield request.param
 
 
 @pytest.fixture(params=NATIVE)
 def native(request):
     with path(request.param):
         yield request.param
-
-
-def wrong(case, on_path):
-    """What is wrong about one call, and whether it went where it should."""
-    tensors = inputs(case)
-    actual = run(case, tensors)
-    batch = case.shape[0]
-    enough = tensors["x"].numel() >= 16 * batch and tensors["x"].numel() >= 2 * case.shape[1]
-    assert took_native(actual["y"]) == (on_path == "native" and enough), case
-    return differences(case, actual, TOLERANCE[on_path, case.dtype])
-
-
-def values_per_channel(shape):
-    return torch.Size(shape).numel() // shape[1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -89,57 +69,15 @@ def test_every_layout(on_path, shape, layout, dtype):
 @pytest.mark.parametrize("layout", ["contiguous", "channel_last"])
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_odd_shapes(on_path, positions, layout):
-    """All sizes around the width of a vector, the other choices taking turns."""
-    found, turn = [], positions
-    for channels, batch in itertools.product(CHANNELS, BATCHES):
-        if layout == "channel_last" and (positions == 1 or channels < 16):
-            continue  # the same memory as contiguous, or copied to it
-        turn += 1
-        case = Case(
-            (batch, channels, positions),
-            layout,
-            (torch.float32, torch.bfloat16)[turn % 7 == 0],
-            ACTIVATIONS[turn % 5],
-            residual=turn % 3 == 0,
-            training=turn % 4 != 0 and batch * positions > 1,
-            affine=("both", "none", "weight")[turn % 11 % 3],
-            seed=turn,
-        )
-        found += wrong(case, on_path)
+    found = [sentence for case in odd_shapes(positions, layout) for sentence in wrong(case, on_path)]
     assert not found, "\n".join(found)
-
-
-# Above the 16,384 elements that one thread does alone. Few channels are cut among threads, long runs into pieces; few
-# rows of a matrix go by tiles of columns, more than 256 by chunks of rows.
-LARGE = {
-    "runs, channels shared out": ((8, 70, 40), "contiguous"),
-    "runs, one channel": ((9, 1, 2500), "contiguous"),
-    "runs, three channels": ((7, 3, 33, 29), "contiguous"),
-    "runs cut into pieces": ((1, 2, 65536), "contiguous"),
-    "runs cut unevenly": ((3, 1, 70003), "contiguous"),
-    "runs of 31, blocks of channels": ((5, 131, 31), "contiguous"),
-    "matrix, tiles of channels": ((130, 200), "contiguous"),
-    "matrix, 256 rows": ((256, 67), "contiguous"),
-    "matrix, 257 rows": ((257, 67), "contiguous"),
-    "matrix, short chunks": ((1100, 17), "contiguous"),
-    "matrix of positions, tiles": ((40, 100, 7), "contiguous"),
-    "matrix of positions, rows": ((400, 23, 3), "contiguous"),
-    "channel last": ((6, 33, 10, 11), "channel_last"),
-    "channel last, few rows": ((2, 150, 9, 8), "channel_last"),
-    "channel last, wide": ((3, 600, 4, 4), "channel_last"),
-}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", LARGE)
 def test_threads(on_path, name, count):
-    shape, layout = LARGE[name]
-    found = []
     with threads(count):
-        for i, (activation, dtype) in enumerate([("none", "float32"), ("relu", "float32"), ("silu", "bfloat16")]):
-            for training in (True, False):
-                case = Case(shape, layout, DTYPES[dtype], activation, (i + count) % 2 == 0, training, seed=i)
-                found += wrong(case, on_path)
+        found = [sentence for case in large(name, count) for sentence in wrong(case, on_path)]
     assert not found, "\n".join(found)
 
 
@@ -197,7 +135,7 @@ def test_one_gradient_alone(native, wanted, activation, training):
 def test_parameters_in_bfloat16(native, layout):
     """Running statistics in bfloat16 hold 8 bits, and a result is rounded to them once."""
     case = Case((9, 18, 5, 4), layout, torch.bfloat16, "relu", parameters=torch.bfloat16)
-    found = wrong(case, "native")
+    found = wrong(case, native)
     assert not found, "\n".join(found)
 
 
@@ -227,4 +165,4 @@ def test_samples_narrower_than_a_vector_go_to_torch(native, shape):
     tensors = inputs(case)
     actual = run(case, tensors)
     assert not took_native(actual["y"])
-    assert not differences(case, actual, TOLERANCE["torch", torch.float32])
+    assert not wrong(case, native)

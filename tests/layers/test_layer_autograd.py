@@ -256,9 +256,10 @@ def test_autocast_behaves_as_torchs(mode, path):
     same_buffers(ours, stock)
 
 
-def test_threads_with_layers_of_their_own(path):
+@pytest.mark.parametrize(("shape", "repeats"), [((6, 24, 5, 7), 30), ((8, 24, 40, 40), 6)], ids=["small", "large"])
+def test_threads_with_layers_of_their_own(shape, repeats, path):
     layers = [bn.BatchNorm2d(24, activation="relu") for _ in range(4)]
-    inputs = [example(2) for _ in layers]
+    inputs = [example(2, shape=shape) for _ in layers]
     expected = []
     for x in inputs:
         leaf, layer = x.clone().requires_grad_(), bn.BatchNorm2d(24, activation="relu")
@@ -267,11 +268,11 @@ def test_threads_with_layers_of_their_own(path):
 
     def work(layer, x, expected):
         try:
-            for _ in range(30):
+            for _ in range(repeats):
                 leaf = x.clone().requires_grad_()
                 (dx,) = torch.autograd.grad(layer(leaf).pow(3).sum(), leaf)
                 same(dx, expected)
-            assert int(layer.num_batches_tracked) == 30
+            assert int(layer.num_batches_tracked) == repeats
         except BaseException as error:
             failures.append(error)
 

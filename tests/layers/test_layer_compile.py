@@ -60,9 +60,7 @@ def test_compiled_by_inductor(mode):
     compare_with_eager(Model().train(mode), "inductor")
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param(True, marks=pytest.mark.slow), False], ids=["train", "eval"]
-)
+@pytest.mark.parametrize("mode", [pytest.param(True, marks=pytest.mark.slow), False], ids=["train", "eval"])
 def test_compiled_by_aot_eager_with_any_batch_size(mode):
     compare_with_eager(Model().train(mode), "aot_eager", steps=3, dynamic=True)
 
@@ -125,7 +123,7 @@ def test_compiled_code_does_not_call_the_kernel(kernel_calls):
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "non_strict"])
-def test_export_for_evaluation(strict, path):
+def test_export_for_evaluation(strict):
     model = Model().train()
     model(example(2))
     model.eval()
@@ -137,7 +135,7 @@ def test_export_for_evaluation(strict, path):
     assert not any("copy_" in target for target in targets)
 
 
-def test_export_with_any_batch_size(path):
+def test_export_with_any_batch_size():
     model = Model().eval()
     batch = torch.export.Dim("batch", min=2, max=64)
     program = torch.export.export(model, (example(2),), dynamic_shapes=({0: batch},))
@@ -145,10 +143,10 @@ def test_export_with_any_batch_size(path):
     same(program.module()(x), model(x))
 
 
-def test_export_for_training_carries_the_update(path):
+def test_export_for_training_carries_the_update():
     model = Model().train()
     program = torch.export.export(copy.deepcopy(model), (example(2),))
-    program = program.run_decompositions()
+    program = program.run_decompositions({})
     assert set(program.graph_signature.buffers_to_mutate.values()) == set(dict(model.named_buffers()))
     module, x = program.module(), example(2)
     same(module(x), model(x))

@@ -60,7 +60,7 @@ def test_an_update_inside_a_transform_fails_as_torchs(transform, path):
     x = example(2, shape=(3, 6, 24, 5, 7)) if transform is vmap else example(2)
     for cls in (STOCK[2], OURS[2]):
         layer = cls(24)
-        with pytest.raises(RuntimeError, match=r"in-place|inplace"):
+        with pytest.raises(RuntimeError, match=r"in.?place"):
             transform(lambda x, layer=layer: layer(x).pow(3).sum())(x)
 
 
@@ -80,8 +80,7 @@ def test_replace_all_batch_norm_modules(path):
     same(vmap(model)(x)[2], model(x[2]))
 
 
-@MODES
-def test_per_sample_gradients(mode, path):
+def test_per_sample_gradients(path):
     _, ours = quiet_pair(2, False)
     x = example(2)
     per_sample = vmap(grad(lambda x: ours(x[None]).pow(2).sum()))(x)

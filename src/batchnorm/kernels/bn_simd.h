@@ -119,11 +119,9 @@ INLINE vf NAME(select)(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mas
 
 /* ---- activations -------------------------------------------------------------------------------------------- */
 
-/* e^x for |x| < 88: x = n ln2 + r, |r| <= ln2 / 2, Taylor's seventh degree in r (error below 1e-8), 2^n by its bits. */
+/* e^x for -87 <= x <= 88: x = n ln2 + r, |r| <= ln2 / 2, Taylor's seventh degree in r (error below 1e-8), 2^n by its bits. */
 INLINE vf NAME(exponential)(vf x) {
-    const vf high = NAME(splat)(88.0f), low = NAME(splat)(-87.0f), magic = NAME(splat)(12582912.0f); /* 1.5 * 2^23 */
-    x = NAME(select)(x > high, high, x);
-    x = NAME(select)(x < low, low, x);
+    const vf magic = NAME(splat)(12582912.0f); /* 1.5 * 2^23 */
     vf n = (x * 1.44269504f + magic) - magic;
     vf r = (x - n * 0.693359375f) - n * -2.12194440e-4f; /* ln2 in two parts: the first product is exact */
     vf p = r * (1.0f / 5040) + 1.0f / 720;
@@ -136,7 +134,9 @@ INLINE vf NAME(exponential)(vf x) {
     return (vf)((vi)p + (__builtin_convertvector(n, vi) << 23));
 }
 
-INLINE vf NAME(sigmoid)(vf z) { return 1.0f / (1.0f + NAME(exponential)(-z)); }
+/* Bounds for silu: below -88 it and its slope are 0 for a float, above 87 the sigmoid is 1. A NaN stays. */
+INLINE vf NAME(at_least)(vf z, float low) { return NAME(select)(z < NAME(splat)(low), NAME(splat)(low), z); }
+INLINE vf NAME(at_most)(vf z, float high) { return NAME(select)(z > NAME(splat)(high), NAME(splat)(high), z); }
 
 /* BN_CLIPPED is z where 0 < z < cap, slope*z below, cap above: relu6 and leaky_relu. Comparisons are written so that
  * a NaN passes through, as in torch. */
@@ -147,7 +147,9 @@ INLINE vf NAME(activate)(vf z, const bn_args *a, int act) {
     case BN_CLIPPED:
         z = NAME(select)(z <= zero, NAME(select)(z < lowest, lowest, z) * (float)a->slope, z);
         return NAME(select)(z > cap, cap, z);
-    case BN_SILU: return z * NAME(sigmoid)(z);
+    case BN_SILU:
+        z = NAME(at_least)(z, -88.0f);
+        return z / (1.0f + NAME(exponential)(-NAME(at_most)(z, 87.0f)));
     default: return z;
     }
 }
@@ -159,6 +161,7 @@ INLINE vf NAME(through)(vf dy, vf z, const bn_args *a, int act) {
     case BN_RELU: return (vf)((vi)dy & ~(z <= zero));
     case BN_CLIPPED: return (vf)((vi)NAME(select)(z <= zero, dy * (float)a->slope, dy) & ~(z >= cap));
     case BN_SILU: {
+        z = NAME(at_most)(NAME(at_least)(z, -88.0f), 87.0f);
         vf e = NAME(exponential)(-z), s = 1.0f / (1.0f + e);
         return dy * (s * (1.0f + z * (e * s))); /* e*s is 1 - s without its cancellation */
     }

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchnorm.checks import NONFINITE, report_nonfinite
 from batchnorm.errors import BatchNormError
-from batchnorm.functional import NONFINITE, normalize, report_nonfinite
+from batchnorm.functional import normalize
 from batchnorm.kernels.native import ACTIVATIONS
 
 STATISTICS = ("auto", "batch", "running")

@@ -42,8 +42,8 @@ def use_batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
     >>> layer = nn.BatchNorm1d(2).eval()
     >>> with use_batch_statistics(layer):
     ...     y = layer(torch.full((8, 2), 5.0))
-    >>> y.abs().max().item(), layer.training, layer.running_mean
-    (0.0, False, tensor([0., 0.]))
+    >>> bool(y.abs().max() < 1e-3), layer.training, layer.running_mean
+    (True, False, tensor([0., 0.]))
     """
 
     def switches(layer: _BatchNorm) -> dict[str, Any]:

@@ -1,0 +1,156 @@
+"""Bad input and bad batches, each in one sentence: what was given, what was expected, where, what to do."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
+from batchnorm.kernels.native import ACTIVATIONS
+
+NONFINITE = ("reject", "raise")
+
+
+def report_nonfinite(finite: Tensor | bool, policy: str, where: str) -> None:
+    """Raise or warn if a batch was refused.
+
+    >>> report_nonfinite(True, "raise", "conv1")
+    """
+    if isinstance(finite, Tensor):
+        # Looking at a value on another device waits for it; there, only "raise" is worth that.
+        if finite.device.type == "meta" or (finite.device.type != "cpu" and policy != "raise"):
+            return
+        if type(finite) is not Tensor or torch._C._len_torch_dispatch_stack() > 0:
+            return
+        if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state() is not None:
+            return
+    if bool(finite):
+        return
+    problem = "the batch has NaN or infinite values (or overflows float32): its statistics were not used"
+    do = "look at the layer's input, or lower the learning rate"
+    if policy == "raise":
+        raise NonFiniteBatch(problem, where=where, do=do)
+    warnings.warn(f"{where}: {problem}; {do}", BatchNormWarning, stacklevel=4)
+
+
+def check(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    eps: float,
+    activation: str,
+    residual: Tensor | None,
+    where: str,
+) -> None:
+    """Refuse a call that cannot be right, in one sentence.
+
+    >>> check(torch.zeros(1, 3), None, None, None, None, True, 1e-5, "none", None, "bn1")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: bn1: Expected more than 1 value per channel when training, got input \
+size [1, 3]: one value is its own mean, so the output would be the bias whatever the input; drop the last short batch \
+(drop_last=True), use larger batches, or normalise with running statistics (eval(), or statistics="running")
+    """
+    if x.dim() < 2:
+        raise BatchNormError(
+            f"expected an input of at least 2 dimensions (batch, channels, ...), got shape {list(x.shape)}",
+            where=where,
+            do="add the batch dimension with x.unsqueeze(0), or the channel dimension with x.unsqueeze(1)",
+        )
+    channels = x.shape[1]
+    for name, tensor in (
+        ("running_mean", running_mean),
+        ("running_var", running_var),
+        ("weight", weight),
+        ("bias", bias),
+    ):
+        if tensor is None:
+            continue
+        if tensor.shape != (channels,):
+            raise BatchNormError(
+                f"the input of shape {list(x.shape)} has {channels} channels (dimension 1), but {name} has "
+                f"shape {list(tensor.shape)}",
+                where=where,
+                do=f"use a layer of num_features={channels}, or permute the input so that channels are dimension 1",
+            )
+        if tensor.device != x.device:
+            raise BatchNormError(
+                f"the input is on {x.device}, but {name} is on {tensor.device}",
+                where=where,
+                do=f"move one of them, e.g. with layer.to({str(x.device)!r})",
+            )
+    if not x.dtype.is_floating_point:
+        raise BatchNormError(
+            f"expected a floating-point input, got {x.dtype}", where=where, do="convert it with x.float()"
+        )
+    if training:
+        if channels and x.numel() == channels:
+            raise BatchNormError(
+                f"Expected more than 1 value per channel when training, got input size {list(x.shape)}: one value "
+                "is its own mean, so the output would be the bias whatever the input",
+                where=where,
+                do="drop the last short batch (drop_last=True), use larger batches, or normalise with running "
+                'statistics (eval(), or statistics="running")',
+            )
+        if (running_mean is None) != (running_var is None):
+            raise BatchNormError(
+                f"{'running_mean' if running_mean is None else 'running_var'} is missing: the two are updated together",
+                where=where,
+                do="give both, or neither",
+            )
+    elif running_mean is None or running_var is None:
+        raise BatchNormError(
+            "there are no running statistics to normalise with outside training",
+            where=where,
+            do='pass running_mean and running_var, or use the batch\'s own (training=True, statistics="batch")',
+        )
+    if eps < 0 or (training and eps == 0):
+        raise BatchNormError(f"eps must be positive, got {eps}", where=where, do="use a small number such as 1e-5")
+    if activation not in ACTIVATIONS:
+        raise BatchNormError(
+            f"unknown activation {activation!r}", where=where, do=f"use one of {', '.join(ACTIVATIONS)}"
+        )
+    if residual is not None and residual.shape != x.shape:
+        raise BatchNormError(
+            f"the residual has shape {list(residual.shape)}, the input {list(x.shape)}",
+            where=where,
+            do="make them equal; a residual is not broadcast",
+        )
+    if residual is not None and residual.device != x.device:
+        raise BatchNormError(
+            f"the input is on {x.device}, but the residual is on {residual.device}", where=where, do="move one of them"
+        )
+
+
+def check_dtypes(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    where: str,
+) -> None:
+    """Refuse dtypes that torch does not mix: only parameters of float32 go with an input of fewer bits.
+
+    >>> check_dtypes(torch.zeros(2, 3), None, None, torch.ones(3, dtype=torch.float64), None, "bn1")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: bn1: the input is torch.float32, but weight is torch.float64; convert one of \
+them, e.g. with x.to(torch.float64)
+    """
+    half = x.dtype in (torch.bfloat16, torch.float16)
+    for name, tensor in (
+        ("running_mean", running_mean),
+        ("running_var", running_var),
+        ("weight", weight),
+        ("bias", bias),
+    ):
+        if tensor is not None and tensor.dtype != x.dtype and not (half and tensor.dtype == torch.float32):
+            raise BatchNormError(
+                f"the input is {x.dtype}, but {name} is {tensor.dtype}",
+                where=where,
+                do=f"convert one of them, e.g. with x.to({tensor.dtype})",
+            )

@@ -1,0 +1,69 @@
+"""The public names, what importing them costs, and that the examples in the docstrings are true."""
+
+import doctest
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import batchnorm
+
+DOCUMENTED = [
+    "batchnorm",
+    "batchnorm.errors",
+    "batchnorm.functional",
+    "batchnorm.kernels.fallback",
+    "batchnorm.layers",
+    "batchnorm.layers.batch",
+    "batchnorm.layers.switches",
+]
+
+
+@pytest.mark.parametrize("name", batchnorm.__all__)
+def test_every_public_name_resolves(name):
+    value = getattr(batchnorm, name)
+    assert getattr(batchnorm, name) is value
+    assert name in dir(batchnorm)
+
+
+def test_all_is_sorted_and_complete():
+    assert batchnorm.__all__ == sorted(batchnorm.__all__)
+    assert set(batchnorm.__all__) == set(batchnorm._HOME)
+    assert "__version__" in dir(batchnorm)
+
+
+def test_star_import():
+    names = {}
+    exec("from batchnorm import *", names)
+    assert set(batchnorm.__all__) <= set(names)
+
+
+def test_unknown_names():
+    with pytest.raises(AttributeError, match="module 'batchnorm' has no attribute 'no_such'"):
+        _ = batchnorm.no_such
+    assert not hasattr(batchnorm, "BatchNorm4d")
+    with pytest.raises(ImportError):
+        exec("from batchnorm import BatchNorm4d")
+
+
+def test_importing_the_package_does_not_import_torch():
+    program = (
+        "import json, sys, batchnorm; before = 'torch' in sys.modules or 'numpy' in sys.modules; "
+        "batchnorm.BatchNormError; errors = 'torch' in sys.modules; "
+        "batchnorm.BatchNorm2d; print(json.dumps([before, errors, 'torch' in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [False, False, True]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_docstring_examples(name):
+    module = importlib.import_module(name)
+    torch.manual_seed(0)
+    # Names that an example needs, and its module imports, are at hand; what is printed must match.
+    results = doctest.testmod(module, extraglobs={"torch": torch})
+    assert results.failed == 0
+    assert results.attempted > 0 or name == "batchnorm.layers"
