@@ -4,6 +4,8 @@ It is loaded with ctypes and knows nothing of Python, so one wheel (tag py3-none
 it cannot be compiled, the install goes on without it and torch's operators do the work.
 """
 
+from pathlib import Path
+
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
@@ -11,7 +13,7 @@ from setuptools.command.build_ext import build_ext
 KERNEL = Extension(
     "batchnorm.kernels._bn",
     sources=["src/batchnorm/kernels/bn.c"],
-    depends=[f"src/batchnorm/kernels/{name}.h" for name in ("bn", "bn_simd", "bn_copies")],
+    depends=sorted(map(str, Path("src/batchnorm/kernels").glob("*.h"))),
     # Nobody reads errno or floating-point traps; without them, loops with sqrt and comparisons become vector code.
     extra_compile_args=[
         "-std=gnu11", "-O3", "-g0", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi",

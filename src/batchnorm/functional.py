@@ -225,8 +225,7 @@ def _forward(
             cap,
         )
     )
-    if code < 0:
-        raise BatchNormError(f"the kernel refused an input of shape {list(x.shape)} (code {code})")
+    _done(code, x)
     if training and code == 0:
         for buffer, copy in ((running_mean, mean32), (running_var, var32)):
             if buffer is not None and copy is not None:
@@ -288,7 +287,7 @@ class _Native(torch.autograd.Function):
         dbias = torch.empty_like(bias, dtype=torch.float32) if bias is not None and needs[2] else None
         masked = needs[3] and name != "none"
         dresidual = torch.empty_like(x) if masked else None
-        run(
+        code = run(
             native.pack_arguments(
                 native.BACKWARD_TRAIN if training else native.BACKWARD_EVAL,
                 _CODES[x.dtype],
@@ -314,6 +313,7 @@ class _Native(torch.autograd.Function):
                 cap,
             )
         )
+        _done(code, x)
         if layout is not None:
             dx = dx.contiguous(memory_format=layout)
         return (
@@ -326,6 +326,14 @@ class _Native(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _done(code: int, x: Tensor) -> None:
+    """Raise if the kernel could not do its work: its outputs are then not to be looked at."""
+    if code == -1:
+        raise MemoryError(f"no memory for the statistics of a batch of shape {list(x.shape)}")
+    if code < 0:
+        raise BatchNormError(f"the kernel refused an input of shape {list(x.shape)} (code {code})")
 
 
 def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:

@@ -50,14 +50,26 @@ def batch_norm(
     if training and running_mean is not None and running_var is not None:
         new_mean, new_var = running_mean.clone(), running_var.clone()
         y = F.batch_norm(x, new_mean, new_var, weight, bias, True, momentum, eps)
-        finite = torch.isfinite(new_mean).all() & torch.isfinite(new_var).all()
+        # A statistic that was not finite before is not this batch's fault.
+        finite = (
+            (torch.isfinite(new_mean) | ~torch.isfinite(running_mean)).all()
+            & (torch.isfinite(new_var) | ~torch.isfinite(running_var)).all()
+        )  # fmt: skip
         running_mean.copy_(torch.where(finite, new_mean, running_mean))
         running_var.copy_(torch.where(finite, new_var, running_var))
     else:
+        if running_mean is not None and running_var is not None and torch.is_grad_enabled() and not _recorded():
+            # The backward pass needs these numbers, whatever a training step makes of the buffers until then.
+            running_mean, running_var = running_mean.clone(), running_var.clone()
         y = F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
     if residual is not None:
         y = y + residual
     return activate(y, activation, negative_slope), finite
+
+
+def _recorded() -> bool:
+    """Whether an exporter or a tracer is writing the operations down: a copy would stay in its graph for nothing."""
+    return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
 
 
 def composite(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.checks import NONFINITE, report_nonfinite
@@ -87,6 +88,10 @@ class _Fast(_BatchNorm):
         >>> bool((layer(x, residual=x) >= 0).all())
         True
         """
+        if isinstance(input, Proxy):  # torch.fx is tracing: be one node of the graph, as torch's own layers are
+            tracer = input.tracer
+            arguments = (input,) if residual is None else (input, residual)
+            return cast(Tensor, tracer.create_proxy("call_module", tracer.path_of_module(self), arguments, {}))
         self._check_input_dim(input)
         mean, var = self.running_mean, self.running_var
         tracked = mean is not None and var is not None
@@ -101,12 +106,10 @@ class _Fast(_BatchNorm):
             y, finite = self._apply_to(
                 input, residual, mean if update else None, var if update else None, True, momentum
             )
-        elif update and mean is not None and var is not None:
-            # torch's operators keep the statistics for the backward pass: give them a copy to keep.
-            y, _ = self._apply_to(input, residual, mean.clone(), var.clone(), False, 0.0)
-            finite = self._observe(input, momentum)
         else:
             y, finite = self._apply_to(input, residual, mean, var, False, 0.0)
+            if update:
+                finite = self._observe(input, momentum)
         if finite is not None:  # an update was due
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(1 if finite is True else finite)

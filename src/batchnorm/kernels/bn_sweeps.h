@@ -1,0 +1,210 @@
+/* Part of bn_simd.h: the two sweeps over the elements, in both views of the tensor. */
+
+/* ---- runs: n contiguous elements of one channel, from element i; n >= L ------------------------------------- */
+
+INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t n, const coefficients *k, vd *sums, int backward, int keep,
+                          int act, int aux, int bf16) {
+    vf d, u;
+    vdh s_low = sums[0].low, s_high = sums[0].high, p_low = sums[1].low, p_high = sums[1].high;
+    for (; n >= 8 * L; i += 8 * L, n -= 8 * L) {
+        vf s[2] = {{0}, {0}}, p[2] = {{0}, {0}};
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; j++) {
+            u = NAME(term)(a, i + j * L, &d, k, backward, keep, act, aux, bf16);
+            s[j & 1] += u;
+            p[j & 1] += u * d;
+        }
+        vd ws = NAME(widened)(s[0] + s[1]), wp = NAME(widened)(p[0] + p[1]);
+        s_low += ws.low, s_high += ws.high, p_low += wp.low, p_high += wp.high;
+    }
+    vf s = {0}, p = {0};
+    for (; n >= L; i += L, n -= L) {
+        u = NAME(term)(a, i, &d, k, backward, keep, act, aux, bf16);
+        s += u;
+        p += u * d;
+    }
+    if (n > 0) {
+        u = NAME(term)(a, i + n - L, &d, k, backward, keep, act, aux, bf16);
+        u = (vf)((vi)u & NAME(last_lanes)(n));
+        s += u;
+        p += u * d;
+    }
+    vd ws = NAME(widened)(s), wp = NAME(widened)(p);
+    sums[0].low = s_low + ws.low, sums[0].high = s_high + ws.high;
+    sums[1].low = p_low + wp.low, sums[1].high = p_high + wp.high;
+}
+
+INLINE void NAME(write_run)(const bn_args *a, int64_t i, int64_t n, const coefficients *k, int backward, int keep, int act,
+                            int aux, int bf16) {
+    for (; n >= 4 * L; i += 4 * L, n -= 4 * L) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) NAME(write)(a, i + j * L, k, backward, keep, act, aux, bf16);
+    }
+    for (; n >= L; i += L, n -= L) NAME(write)(a, i, k, backward, keep, act, aux, bf16);
+    if (n > 0) NAME(write)(a, i + n - L, k, backward, keep, act, aux, bf16);
+}
+
+/* A channel is batch * pieces runs; `from`..`to` are the ones to do. Long runs are cut into pieces, each far longer
+ * than a vector, so that one huge channel can be shared among threads. */
+INLINE int64_t NAME(pieces)(const bn_args *a) { return a->positions >= 65536 ? a->positions / 32768 : 1; }
+
+INLINE coefficients NAME(of_channel)(const NAME(columns) * w, int64_t c) {
+    return (coefficients){NAME(splat)(w->centre[c]), NAME(splat)(w->scale[c]), NAME(splat)(w->offset[c]),
+                          NAME(splat)(w->grad_x[c]), NAME(splat)(w->grad_1[c])};
+}
+
+/* Neighbouring channels c0..c1 together, so that short runs are read as one long stretch of memory. */
+INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, int64_t from, int64_t to,
+                             const NAME(columns) * columns, vd (*sums)[2], int backward, int keep, int act, int aux,
+                             int bf16) {
+    /* Copies, which stores through the output's pointer cannot be thought to change. */
+    const bn_args copy = *arguments, *a = &copy;
+    const NAME(columns) w = *columns;
+    const int64_t cut = NAME(pieces)(a), S = a->positions;
+    for (int64_t r = from; r < to; r++) {
+        int64_t n = r, first = 0, last = S;
+        if (cut > 1) {
+            n = r / cut;
+            first = (r % cut) * S / cut;
+            last = (r % cut + 1) * S / cut;
+        }
+        for (int64_t c = c0; c < c1; c++) {
+            const coefficients q = NAME(of_channel)(&w, c);
+            const int64_t i = (n * a->channels + c) * S + first;
+            if (sums) NAME(sum_run)(a, i, last - first, &q, sums[c - c0], backward, keep, act, aux, bf16);
+            else NAME(write_run)(a, i, last - first, &q, backward, keep, act, aux, bf16);
+        }
+    }
+}
+
+/* ---- matrix: rows r0..r1 of columns c0..c1; c1 - c0 >= L ----------------------------------------------------- */
+
+INLINE coefficients NAME(at)(const NAME(columns) * w, int64_t c) {
+    return (coefficients){NAME(loadf)(w->centre + c), NAME(loadf)(w->scale + c), NAME(loadf)(w->offset + c),
+                          NAME(loadf)(w->grad_x + c), NAME(loadf)(w->grad_1 + c)};
+}
+
+/* One vector of columns over `rows` rows of `width` elements, from element i. `fresh` lanes of the vector have not
+ * been counted yet. */
+INLINE void NAME(sum_columns)(const bn_args *a, int64_t i, int64_t width, int rows, int64_t fresh, const coefficients *q,
+                              double *sum, double *product, int backward, int keep, int act, int aux, int bf16) {
+    vf s[2] = {{0}, {0}}, p[2] = {{0}, {0}}, d;
+#pragma GCC unroll 8
+    for (int j = 0; j < rows; j++, i += width) {
+        vf u = NAME(term)(a, i, &d, q, backward, keep, act, aux, bf16);
+        s[j & 1] += u;
+        p[j & 1] += u * d;
+    }
+    s[0] += s[1];
+    p[0] += p[1];
+    if (fresh < L) {
+        s[0] = (vf)((vi)s[0] & NAME(last_lanes)(fresh));
+        p[0] = (vf)((vi)p[0] & NAME(last_lanes)(fresh));
+    }
+    NAME(add_at)(sum, s[0]);
+    NAME(add_at)(product, p[0]);
+}
+
+INLINE void NAME(sum_rows)(const bn_args *a, int64_t i, int64_t width, int rows, int64_t c0, int64_t c1,
+                           const NAME(columns) * w, double *sum, double *product, int backward, int keep, int act, int aux,
+                           int bf16) {
+    /* Eight rows at a vector's width jump about in memory, and the hardware does not see through it: fetch the next
+     * eight rows in the order of their addresses. */
+    const int size = bf16 ? 2 : 4, lines = rows * L * size / 64;
+    const char *next_x = (const char *)a->x + (i + rows * width) * size;
+    const char *next_dy = (const char *)(backward ? a->dy : a->x) + (i + rows * width) * size;
+    const int fetch = rows == 8 && c1 - c0 == width;
+    int64_t c = c0;
+    for (; c + L <= c1; c += L) {
+        coefficients q = NAME(at)(w, c);
+        for (int j = 0; fetch && j < lines; j++) {
+            __builtin_prefetch(next_x);
+            next_x += 64;
+            if (backward) __builtin_prefetch(next_dy);
+            next_dy += 64;
+        }
+        NAME(sum_columns)(a, i + c, width, rows, L, &q, sum + c, product + c, backward, keep, act, aux, bf16);
+    }
+    if (c < c1) {
+        const int64_t last = c1 - L;
+        coefficients q = NAME(at)(w, last);
+        NAME(sum_columns)(a, i + last, width, rows, c1 - c, &q, sum + last, product + last, backward, keep, act, aux, bf16);
+    }
+}
+
+/* One row at a time: memory is then written from end to end. */
+INLINE void NAME(write_row)(const bn_args *a, int64_t i, int64_t c0, int64_t c1, const NAME(columns) * w, int backward,
+                            int keep, int act, int aux, int bf16) {
+    for (int64_t c = c0; c < c1; c += L) {
+        const int64_t at = c + L <= c1 ? c : c1 - L;
+        const coefficients q = NAME(at)(w, at);
+        NAME(write)(a, i + at, &q, backward, keep, act, aux, bf16);
+    }
+}
+
+INLINE void NAME(sweep_matrix)(const call *k, int64_t r, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * columns,
+                               double *sum, double *product, int backward, int keep, int act, int aux, int bf16) {
+    const bn_args copy = *k->a, *a = &copy;
+    const NAME(columns) w = *columns;
+    const int64_t n = k->columns;
+    if (sum) {
+        for (; r + 8 <= r1; r += 8)
+            NAME(sum_rows)(a, r * n, n, 8, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
+        for (; r < r1; r++) NAME(sum_rows)(a, r * n, n, 1, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
+    } else {
+        for (; r < r1; r++) NAME(write_row)(a, r * n, c0, c1, &w, backward, keep, act, aux, bf16);
+    }
+}
+
+/* ---- the specialised copies --------------------------------------------------------------------------------- */
+
+/* One copy per (activation, aux, dtype) that occurs: forward, the aux is the residual; backward, it is what tells the
+ * slope; and the gradient of a residual is stored only where it differs from dy, that is, behind an activation. */
+#define KEY(act, aux, bf16) (((act) * 3 + (aux)) * 2 + (bf16))
+#define COPY(act, aux, CALL)                             \
+    case KEY(act, aux, 0): CALL(act, aux, 0); break;     \
+    case KEY(act, aux, 1): CALL(act, aux, 1); break;
+#define PLAIN(CALL) COPY(BN_NONE, BN_AUX_NONE, CALL)
+#define FORWARD(CALL)                                                              \
+    PLAIN(CALL) COPY(BN_NONE, BN_AUX_RESIDUAL, CALL)                               \
+    COPY(BN_RELU, BN_AUX_NONE, CALL) COPY(BN_RELU, BN_AUX_RESIDUAL, CALL)          \
+    COPY(BN_CLIPPED, BN_AUX_NONE, CALL) COPY(BN_CLIPPED, BN_AUX_RESIDUAL, CALL)    \
+    COPY(BN_SILU, BN_AUX_NONE, CALL) COPY(BN_SILU, BN_AUX_RESIDUAL, CALL)
+#define KEPT(CALL) \
+    COPY(BN_RELU, BN_AUX_OUTPUT, CALL) COPY(BN_CLIPPED, BN_AUX_OUTPUT, CALL) COPY(BN_SILU, BN_AUX_RESIDUAL, CALL)
+#define BACKWARD(CALL)                                                                                     \
+    PLAIN(CALL) KEPT(CALL)                                                                                 \
+    COPY(BN_RELU, BN_AUX_NONE, CALL) COPY(BN_CLIPPED, BN_AUX_NONE, CALL) COPY(BN_SILU, BN_AUX_NONE, CALL)
+
+static void NAME(runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t from, int64_t to, const NAME(columns) * w,
+                       vd (*sums)[2]) {
+    const int backward = a->operation >= BN_BACKWARD_TRAIN, keep = a->out_residual != NULL;
+    const int64_t key = KEY(a->activation, a->aux, a->dtype), plain = KEY(BN_NONE, BN_AUX_NONE, a->dtype);
+#define FORWARD_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, sums, 0, 0, act, aux, bf16)
+#define FORWARD_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, NULL, 0, 0, act, aux, bf16)
+#define BACKWARD_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, sums, 1, 0, act, aux, bf16)
+#define BACKWARD_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, NULL, 1, 0, act, aux, bf16)
+#define KEPT_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, sums, 1, 1, act, aux, bf16)
+#define KEPT_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, NULL, 1, 1, act, aux, bf16)
+#include "bn_copies.h"
+}
+
+static void NAME(matrix)(const call *k, int64_t r0, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * w,
+                         double *sums, double *products) {
+    const bn_args *a = k->a;
+    const int backward = a->operation >= BN_BACKWARD_TRAIN, keep = a->out_residual != NULL;
+    const int64_t key = KEY(a->activation, a->aux, a->dtype), plain = KEY(BN_NONE, BN_AUX_NONE, a->dtype);
+#define FORWARD_SUM(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, sums, products, 0, 0, act, aux, bf16)
+#define FORWARD_WRITE(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, NULL, NULL, 0, 0, act, aux, bf16)
+#define BACKWARD_SUM(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, sums, products, 1, 0, act, aux, bf16)
+#define BACKWARD_WRITE(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 0, act, aux, bf16)
+#define KEPT_SUM(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, sums, products, 1, 1, act, aux, bf16)
+#define KEPT_WRITE(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 1, act, aux, bf16)
+#include "bn_copies.h"
+}
+#undef KEY
+#undef COPY
+#undef PLAIN
+#undef FORWARD
+#undef KEPT
+#undef BACKWARD

@@ -1,0 +1,348 @@
+/* Part of bn_simd.h: from sums to coefficients, and how the work is cut into tasks for the threads. */
+
+/* ---- from sums to coefficients ------------------------------------------------------------------------------- */
+
+static NAME(columns) NAME(of_channels)(const call *k, int shifted) {
+    const float *saved = k->a->saved;
+    const int64_t C = k->a->channels;
+    return (NAME(columns)){shifted ? k->shift : saved + BN_MEAN * C, saved + BN_SCALE * C, saved + BN_OFFSET * C, k->grad_x,
+                           k->grad_1};
+}
+
+/* The coefficients of y = (x - mean) * scale + offset. The mean is kept as a float plus the part that the float lost,
+ * and the lost part goes into the offset: x - mean is then exact near the mean, however large the mean is, at no cost
+ * per element. (This loop and the two below have no branches, so that they become vector code.) */
+INLINE void NAME(coefficient_loop)(const call *k, int64_t c0, int64_t c1, const float *weight, const float *bias) {
+    const int64_t C = k->a->channels;
+    const double eps = k->a->eps, *means = k->mean, *vars = k->var;
+    float *restrict saved = k->a->saved;
+    for (int64_t c = c0; c < c1; c++) {
+        double mean = means[c], invstd = 1.0 / sqrt(vars[c] + eps), scale = weight ? invstd * (double)weight[c] : invstd;
+        float high = (float)mean;
+        double low = mean - (double)high;
+        saved[BN_MEAN * C + c] = high;
+        saved[BN_MEAN_LOW * C + c] = (float)low;
+        saved[BN_SCALE * C + c] = (float)scale;
+        saved[BN_OFFSET * C + c] = (float)((bias ? (double)bias[c] : 0.0) - low * scale);
+        saved[BN_INVSTD * C + c] = (float)invstd;
+    }
+}
+
+static void NAME(set_coefficients)(const call *k, int64_t c0, int64_t c1) {
+    const float *weight = k->a->weight, *bias = k->a->bias;
+    if (weight && bias) NAME(coefficient_loop)(k, c0, c1, weight, bias);
+    else if (weight) NAME(coefficient_loop)(k, c0, c1, weight, NULL);
+    else NAME(coefficient_loop)(k, c0, c1, NULL, bias);
+}
+
+/* Moments of channels c0..c1 from the sums of d = x - shift and of d*d; sums[0] belongs to c0. A shift within two sigma
+ * of the mean lets at most four fifths of the squares cancel. Returns 1 if some sums must be taken again. */
+static int NAME(finish_moments)(call *k, int64_t c0, int64_t c1, const double *restrict sums, const double *restrict squares,
+                                int final) {
+    const double inverse = 1.0 / k->count;
+    const float *shift = k->shift;
+    double *restrict means = k->mean, *restrict vars = k->var;
+    int64_t doubts = 0;
+    int again = 0;
+    for (int64_t c = c0; c < c1; c++) {
+        double s = sums[c - c0], q = squares[c - c0], d = s * inverse, dd = d * d, var = q * inverse - dd;
+        means[c] = (double)shift[c] + d;
+        vars[c] = var > 0 ? var : 0;
+        doubts += !(((var >= 1e-30) & (var <= 1e30) & (dd <= 4 * var)) | ((s == 0) & (q == 0)));
+    }
+    for (int64_t c = c0; doubts && c < c1; c++) {
+        double s = sums[c - c0], q = squares[c - c0], d = s * inverse, dd = d * d, var = q * inverse - dd;
+        if (!((var >= 1e-30 && var <= 1e30 && dd <= 4 * var) || (s == 0 && q == 0)))
+            again |= doubtful_moments(k, c, s, q, final);
+    }
+    if (!again) NAME(set_coefficients)(k, c0, c1);
+    return again;
+}
+
+/* Backward, from the sums of g and of g*(x - mean): the gradients of gamma and beta, the coefficients of dx. */
+static void NAME(finish_gradients)(call *k, int64_t c0, int64_t c1, const double *restrict sums,
+                                   const double *restrict products) {
+    const bn_args *a = k->a;
+    const int64_t C = a->channels;
+    const int fixed = a->operation == BN_BACKWARD_EVAL; /* constants: an infinite x must not reach its neighbours */
+    const double inverse = 1.0 / k->count;
+    const float *saved = a->saved;
+    float *restrict grad_x = k->grad_x, *restrict grad_1 = k->grad_1;
+    for (int64_t c = c0; c < c1; c++) {
+        double low = saved[BN_MEAN_LOW * C + c], invstd = saved[BN_INVSTD * C + c];
+        double sum = sums[c - c0], centred = products[c - c0] - low * sum;
+        double slope = -invstd * (invstd * (centred * inverse)), constant = -sum * inverse - slope * low;
+        grad_x[c] = (float)(fixed ? 0.0 : slope);
+        grad_1[c] = (float)(fixed ? 0.0 : constant);
+    }
+    for (int64_t c = c0; a->grad_weight && c < c1; c++)
+        a->grad_weight[c] = (float)((products[c - c0] - (double)saved[BN_MEAN_LOW * C + c] * sums[c - c0]) *
+                                    (double)saved[BN_INVSTD * C + c]);
+    for (int64_t c = c0; a->grad_bias && c < c1; c++) a->grad_bias[c] = (float)sums[c - c0];
+}
+
+/* Returns 1 if the sums must be taken again, around a better shift. */
+static int NAME(finish)(call *k, int64_t c0, int64_t c1, const double *sums, const double *products, int final) {
+    if (k->a->operation == BN_TRAIN) return NAME(finish_moments)(k, c0, c1, sums, products, final);
+    NAME(finish_gradients)(k, c0, c1, sums, products);
+    return 0;
+}
+
+static int NAME(needs_sums)(const bn_args *a) {
+    return a->operation == BN_TRAIN || a->operation == BN_BACKWARD_TRAIN ||
+           (a->operation == BN_BACKWARD_EVAL && (a->grad_weight || a->grad_bias || a->out_residual));
+}
+
+/* ---- tasks on runs ------------------------------------------------------------------------------------------ */
+
+enum { NAME(MAX_BLOCK) = 32 };
+
+/* A guess of the mean from the middle of four runs. */
+static void NAME(guess_runs)(call *k, int64_t c0, int64_t c1) {
+    const bn_args *a = k->a;
+    const int64_t S = a->positions, middle = (S - L) / 2;
+    for (int64_t c = c0; c < c1; c++) {
+        vf sum = {0};
+        for (int j = 0; j < 4; j++) {
+            int64_t i = ((j * a->batch / 4) * a->channels + c) * S + middle;
+            sum += NAME(load)(a->x, i, a->dtype == BN_BFLOAT16);
+        }
+        vd wide = NAME(widened)(sum);
+        float guess = (float)(NAME(total)(&wide) / (4 * L));
+        k->shift[c] = isfinite(guess) ? guess : 0;
+    }
+}
+
+/* Sums of channels c0..c1 over the runs from..to, as plain doubles. */
+static void NAME(run_sums)(call *k, int64_t c0, int64_t c1, int64_t from, int64_t to, double *sums, double *products) {
+    vd vectors[NAME(MAX_BLOCK)][2];
+    memset(vectors, 0, (size_t)(c1 - c0) * sizeof *vectors);
+    const NAME(columns) w = NAME(of_channels)(k, k->a->operation == BN_TRAIN);
+    NAME(runs)(k->a, c0, c1, from, to, &w, vectors);
+    for (int64_t c = 0; c < c1 - c0; c++) {
+        sums[c] = NAME(total)(&vectors[c][0]);
+        products[c] = NAME(total)(&vectors[c][1]);
+    }
+}
+
+/* The same over all runs: chunk by chunk, as threads that share a channel would, so that the bits are the same. */
+static void NAME(channel_sums)(call *k, int64_t c0, int64_t c1, int64_t all, double *sums, double *products) {
+    NAME(run_sums)(k, c0, c1, 0, all / k->chunks, sums, products);
+    for (int64_t chunk = 1; chunk < k->chunks; chunk++) {
+        double s[NAME(MAX_BLOCK)], p[NAME(MAX_BLOCK)];
+        NAME(run_sums)(k, c0, c1, chunk * all / k->chunks, (chunk + 1) * all / k->chunks, s, p);
+        for (int64_t c = 0; c < c1 - c0; c++) sums[c] += s[c], products[c] += p[c];
+    }
+}
+
+/* Whole channels, sums to output. */
+static void NAME(channels_task)(void *context, int64_t task) {
+    call *k = context;
+    const bn_args *a = k->a;
+    const int64_t all = a->batch * NAME(pieces)(a), c0 = task * k->block;
+    const int64_t c1 = c0 + k->block < a->channels ? c0 + k->block : a->channels;
+    double sums[NAME(MAX_BLOCK)], products[NAME(MAX_BLOCK)];
+    if (a->operation == BN_TRAIN) NAME(guess_runs)(k, c0, c1);
+    for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
+        NAME(channel_sums)(k, c0, c1, all, sums, products);
+        again = NAME(finish)(k, c0, c1, sums, products, final);
+    }
+    const NAME(columns) w = NAME(of_channels)(k, 0);
+    NAME(runs)(a, c0, c1, 0, all, &w, NULL);
+}
+
+/* The same in two phases, a channel cut into chunks: task = channel * chunks + chunk. */
+static void NAME(chunk_of_runs)(const call *k, int64_t task, int64_t *c, int64_t *from, int64_t *to) {
+    const int64_t all = k->a->batch * NAME(pieces)(k->a), chunk = task % k->chunks;
+    *c = task / k->chunks;
+    *from = chunk * all / k->chunks;
+    *to = (chunk + 1) * all / k->chunks;
+}
+
+static void NAME(chunk_sums)(void *context, int64_t task) {
+    call *k = context;
+    int64_t c, from, to;
+    NAME(chunk_of_runs)(k, task, &c, &from, &to);
+    NAME(run_sums)(k, c, c + 1, from, to, k->partial + 2 * task, k->partial + 2 * task + 1);
+}
+
+static void NAME(chunk_write)(void *context, int64_t task) {
+    call *k = context;
+    int64_t c, from, to;
+    NAME(chunk_of_runs)(k, task, &c, &from, &to);
+    const NAME(columns) w = NAME(of_channels)(k, 0);
+    NAME(runs)(k->a, c, c + 1, from, to, &w, NULL);
+}
+
+static int64_t NAME(run_runs)(call *k) {
+    const bn_args *a = k->a;
+    const int64_t C = a->channels, all = a->batch * NAME(pieces)(a), threads = a->threads;
+    /* So few channels that threads could idle are summed in chunks, cut or not: as in run_matrix, up to 16 threads no
+     * bit depends on their number. */
+    const int64_t most = threads > 16 ? threads : 16;
+    k->chunks = C >= 4 * most ? 1 : all < most ? all : most;
+    if (threads <= 1 || C >= 4 * threads || C % threads == 0 || all == 1) {
+        /* Stretches of about 8 KB, as long as every thread gets a few tasks. */
+        k->block = 2048 / a->positions;
+        if (k->block > C / (4 * threads)) k->block = C / (4 * threads);
+        if (k->block > NAME(MAX_BLOCK)) k->block = NAME(MAX_BLOCK);
+        if (k->block < 1) k->block = 1;
+        parallel(threads, (C + k->block - 1) / k->block, NAME(channels_task), k);
+        return 0;
+    }
+    k->partial = malloc((size_t)(2 * C * k->chunks) * sizeof(double));
+    if (!k->partial) return -1;
+    if (a->operation == BN_TRAIN) NAME(guess_runs)(k, 0, C);
+    for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
+        parallel(threads, C * k->chunks, NAME(chunk_sums), k);
+        again = 0;
+        for (int64_t c = 0; c < C; c++) {
+            double sum = 0, product = 0;
+            for (int64_t i = c * k->chunks; i < (c + 1) * k->chunks; i++) {
+                sum += k->partial[2 * i];
+                product += k->partial[2 * i + 1];
+            }
+            again |= NAME(finish)(k, c, c + 1, &sum, &product, final);
+        }
+    }
+    parallel(threads, C * k->chunks, NAME(chunk_write), k);
+    free(k->partial);
+    return 0;
+}
+
+/* ---- tasks on the matrix ------------------------------------------------------------------------------------ */
+
+/* Coefficients as the columns see them: the channels' own, or copies with every value repeated. */
+static NAME(columns) NAME(of_columns)(call *k, int64_t c0, int64_t c1, int shifted, int fill) {
+    const NAME(columns) own = NAME(of_channels)(k, shifted);
+    if (k->group == 1) return own;
+    const float *from[5] = {own.centre, own.scale, own.offset, own.grad_x, own.grad_1};
+    for (int j = 0; fill && j < 5; j++)
+        for (int64_t c = c0; c < c1; c++)
+            for (int64_t s = 0; s < k->group; s++) k->wide[j][c * k->group + s] = from[j][c];
+    return (NAME(columns)){k->wide[0], k->wide[1], k->wide[2], k->wide[3], k->wide[4]};
+}
+
+/* A guess of the mean from eight rows spread over the batch. */
+static void NAME(guess_columns)(call *k, int64_t c0, int64_t c1) {
+    const bn_args *a = k->a;
+    const int64_t g = k->group;
+    for (int64_t c = c0; c < c1; c++) k->shift[c] = 0;
+    for (int j = 0; j < 8; j++) {
+        const int64_t n = j * k->rows / 8;
+        int64_t c = c0;
+        for (; g == 1 && c + L <= c1; c += L) {
+            vf sum = NAME(loadf)(k->shift + c) + NAME(load)(a->x, n * k->columns + c, a->dtype == BN_BFLOAT16);
+            NAME(store)(k->shift, c, sum, 0);
+        }
+        for (; c < c1; c++)
+            for (int64_t s = 0; s < g; s++) k->shift[c] += (float)element(a, n, c, s);
+    }
+    for (int64_t c = c0; c < c1; c++) k->shift[c] = isfinite(k->shift[c]) ? k->shift[c] / (float)(8 * g) : 0;
+}
+
+/* Finish channels c0..c1 from the sums of their columns, which are first added up per channel, in place. */
+static int NAME(finish_columns)(call *k, int64_t c0, int64_t c1, double *sums, double *products, int final) {
+    for (int64_t c = 0; k->group > 1 && c < c1 - c0; c++) {
+        double s = 0, p = 0;
+        for (int64_t j = c * k->group; j < (c + 1) * k->group; j++) s += sums[j], p += products[j];
+        sums[c] = s;
+        products[c] = p;
+    }
+    return NAME(finish)(k, c0, c1, sums, products, final);
+}
+
+/* Few rows: a tile of columns, sums to output, while it is in the cache. */
+static void NAME(tile_task)(void *context, int64_t task) {
+    call *k = context;
+    const bn_args *a = k->a;
+    const int train = a->operation == BN_TRAIN;
+    const int64_t g = k->group, c0 = task * k->tile, rest = a->channels - c0;
+    /* The last tile takes what would be too little for one of its own. */
+    const int64_t c1 = c0 + (rest < 2 * k->tile ? rest : k->tile);
+    double *sums = k->partial, *products = k->partial + k->columns;
+    if (train) NAME(guess_columns)(k, c0, c1);
+    for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
+        const NAME(columns) w = NAME(of_columns)(k, c0, c1, train, 1);
+        memset(sums + c0 * g, 0, (size_t)((c1 - c0) * g) * sizeof *sums);
+        memset(products + c0 * g, 0, (size_t)((c1 - c0) * g) * sizeof *sums);
+        NAME(matrix)(k, 0, k->rows, c0 * g, c1 * g, &w, sums, products);
+        again = NAME(finish_columns)(k, c0, c1, sums + c0 * g, products + c0 * g, final);
+    }
+    const NAME(columns) w = NAME(of_columns)(k, c0, c1, 0, 1);
+    NAME(matrix)(k, 0, k->rows, c0 * g, c1 * g, &w, NULL, NULL);
+}
+
+/* Many rows: chunks of rows, in two phases. */
+static void NAME(rows_sums)(void *context, int64_t task) {
+    call *k = context;
+    double *sums = k->partial + task * 2 * k->columns;
+    memset(sums, 0, (size_t)(2 * k->columns) * sizeof *sums);
+    const NAME(columns) w = NAME(of_columns)(k, 0, 0, k->a->operation == BN_TRAIN, 0);
+    const int64_t from = task * k->rows / k->chunks, to = (task + 1) * k->rows / k->chunks;
+    NAME(matrix)(k, from, to, 0, k->columns, &w, sums, sums + k->columns);
+}
+
+/* Last chunk first: it is what the first phase left in the cache. */
+static void NAME(rows_write)(void *context, int64_t task) {
+    call *k = context;
+    const NAME(columns) w = NAME(of_columns)(k, 0, 0, 0, 0);
+    task = k->chunks - 1 - task;
+    NAME(matrix)(k, task * k->rows / k->chunks, (task + 1) * k->rows / k->chunks, 0, k->columns, &w, NULL, NULL);
+}
+
+static void NAME(run_rows)(call *k) {
+    const bn_args *a = k->a;
+    const int64_t C = a->channels;
+    const int train = a->operation == BN_TRAIN;
+    if (train) NAME(guess_columns)(k, 0, C);
+    for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
+        NAME(of_columns)(k, 0, C, train, 1);
+        parallel(a->threads, k->chunks, NAME(rows_sums), k);
+        for (int64_t t = 1; t < k->chunks; t++)
+            for (int64_t j = 0; j < 2 * k->columns; j++) k->partial[j] += k->partial[t * 2 * k->columns + j];
+        again = NAME(finish_columns)(k, 0, C, k->partial, k->partial + k->columns, final);
+    }
+    NAME(of_columns)(k, 0, C, 0, 1);
+    parallel(a->threads, k->chunks, NAME(rows_write), k);
+}
+
+static int64_t NAME(run_matrix)(call *k) {
+    const bn_args *a = k->a;
+    const int64_t columns = k->columns, rows = k->rows;
+    const int tiled = rows <= 256 && NAME(needs_sums)(a);
+    /* Up to 16 threads the chunks do not depend on their number, and so neither does any bit of the result. */
+    k->chunks = tiled ? 1 : a->threads > 16 ? a->threads : 16;
+    if (k->chunks > (rows + 7) / 8) k->chunks = (rows + 7) / 8;
+    const size_t wide = k->group > 1 ? 5 * (size_t)columns * sizeof(float) : 0;
+    char *memory = malloc((size_t)(2 * columns * k->chunks) * sizeof(double) + wide);
+    if (!memory) return -1;
+    k->partial = (double *)memory;
+    for (int j = 0; j < 5; j++) k->wide[j] = (float *)(k->partial + 2 * columns * k->chunks) + j * columns;
+    if (tiled) {
+        /* A tile of about 512 KB, of whole channels and at least 64 columns (four cache lines). */
+        int64_t tile = (131072 / rows + 63) / 64 * 64;
+        int64_t share = (columns + a->threads - 1) / a->threads;
+        if (tile > share) tile = (share + 63) / 64 * 64;
+        k->tile = (tile + k->group - 1) / k->group;
+        int64_t tasks = a->channels / k->tile;
+        parallel(a->threads, tasks > 0 ? tasks : 1, NAME(tile_task), k);
+    } else {
+        NAME(run_rows)(k);
+    }
+    free(memory);
+    return 0;
+}
+
+static int64_t NAME(run)(call *k) {
+    const bn_args *a = k->a;
+    for (int64_t c = 0; c < a->channels; c++) k->grad_x[c] = k->grad_1[c] = 0;
+    if (a->operation == BN_EVAL) {
+        for (int64_t c = 0; c < a->channels; c++) {
+            k->mean[c] = a->running_mean[c];
+            k->var[c] = a->running_var[c];
+        }
+        NAME(set_coefficients)(k, 0, a->channels);
+    }
+    return k->group ? NAME(run_matrix)(k) : NAME(run_runs)(k);
+}

@@ -1,0 +1,178 @@
+/* Part of bn_simd.h: vectors of floats, the activations, and what is done to one vector of elements. */
+
+/* ---- vectors ------------------------------------------------------------------------------------------------ */
+
+INLINE vf NAME(splat)(float v) { return (vf){0} + v; }
+
+INLINE vf NAME(loadf)(const float *p) {
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE vd NAME(widened)(vf v) {
+#if BN_ISA == 2
+    return (vd){(vdh)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v)),
+                (vdh)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1))};
+#elif BN_ISA == 3
+    return (vd){(vdh)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v)),
+                (vdh)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)v, 1))};
+#else
+    vfh low, high;
+    memcpy(&low, &v, sizeof low);
+    memcpy(&high, (const char *)&v + sizeof low, sizeof high);
+    return (vd){__builtin_convertvector(low, vdh), __builtin_convertvector(high, vdh)};
+#endif
+}
+
+INLINE void NAME(add_at)(double *p, vf v) {
+    vd w = NAME(widened)(v);
+    vdh low, high;
+    memcpy(&low, p, sizeof low);
+    memcpy(&high, p + L / 2, sizeof high);
+    low += w.low;
+    high += w.high;
+    memcpy(p, &low, sizeof low);
+    memcpy(p + L / 2, &high, sizeof high);
+}
+
+/* bfloat16 is the upper half of a float32. */
+INLINE vf NAME(load)(const void *p, int64_t i, int bf16) {
+    if (!bf16) return NAME(loadf)((const float *)p + i);
+    vh half;
+    memcpy(&half, (const uint16_t *)p + i, sizeof half);
+#if BN_ISA == 2
+    return (vf)((vu)_mm256_cvtepu16_epi32((__m128i)half) << 16);
+#else
+    return (vf)(__builtin_convertvector(half, vu) << 16);
+#endif
+}
+
+/* Round to nearest even; a NaN stays a NaN though the bits that make it one are cut off. */
+INLINE void NAME(store)(void *p, int64_t i, vf v, int bf16) {
+    if (!bf16) {
+        memcpy((float *)p + i, &v, sizeof v);
+        return;
+    }
+    vu bits = (vu)v, nan = (vu)(v != v);
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    bits = (bits & ~nan) | (nan & 0x7fc0);
+    vh half = __builtin_convertvector(bits, vh);
+    memcpy((uint16_t *)p + i, &half, sizeof half);
+}
+
+INLINE double NAME(total)(const vd *v) {
+    vdh half = v->low + v->high;
+    double sum = 0;
+    for (int i = 0; i < L / 2; i++) sum += half[i];
+    return sum;
+}
+
+/* All ones in the last n lanes: a vector that overlaps the one before it counts only what is new. */
+INLINE vi NAME(last_lanes)(int64_t n) {
+    static const int32_t table[32] = {[16] = -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    vi mask;
+    memcpy(&mask, table + 16 - L + n, sizeof mask);
+    return mask;
+}
+
+INLINE vf NAME(select)(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+
+/* ---- activations -------------------------------------------------------------------------------------------- */
+
+/* e^x for -87 <= x <= 88: x = n ln2 + r, |r| <= ln2 / 2, Taylor's seventh degree in r (error below 1e-8), 2^n by its bits. */
+INLINE vf NAME(exponential)(vf x) {
+    const vf magic = NAME(splat)(12582912.0f); /* 1.5 * 2^23 */
+    vf n = (x * 1.44269504f + magic) - magic;
+    vf r = (x - n * 0.693359375f) - n * -2.12194440e-4f; /* ln2 in two parts: the first product is exact */
+    vf p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return (vf)((vi)p + (__builtin_convertvector(n, vi) << 23));
+}
+
+/* Bounds for silu: below -88 it and its slope are 0 for a float, above 87 the sigmoid is 1. A NaN stays. */
+INLINE vf NAME(at_least)(vf z, float low) { return NAME(select)(z < NAME(splat)(low), NAME(splat)(low), z); }
+INLINE vf NAME(at_most)(vf z, float high) { return NAME(select)(z > NAME(splat)(high), NAME(splat)(high), z); }
+
+/* BN_CLIPPED is z where 0 < z < cap, slope*z below, cap above: relu6 and leaky_relu. Comparisons are written so that
+ * a NaN passes through, as in torch. */
+INLINE vf NAME(activate)(vf z, const bn_args *a, int act) {
+    const vf zero = {0}, cap = zero + (float)a->cap, lowest = zero - 3.4028235e38f;
+    switch (act) {
+    case BN_RELU: return (vf)((vi)z & ~(z <= zero));
+    case BN_CLIPPED:
+        z = NAME(select)(z <= zero, NAME(select)(z < lowest, lowest, z) * (float)a->slope, z);
+        return NAME(select)(z > cap, cap, z);
+    case BN_SILU:
+        z = NAME(at_least)(z, -88.0f);
+        return z / (1.0f + NAME(exponential)(-NAME(at_most)(z, 87.0f)));
+    default: return z;
+    }
+}
+
+/* dy times the activation's slope; `z` is the activation's input, or its output where that tells the same. */
+INLINE vf NAME(through)(vf dy, vf z, const bn_args *a, int act) {
+    const vf zero = {0}, cap = zero + (float)a->cap;
+    switch (act) {
+    case BN_RELU: return (vf)((vi)dy & ~(z <= zero));
+    case BN_CLIPPED: return (vf)((vi)NAME(select)(z <= zero, dy * (float)a->slope, dy) & ~(z >= cap));
+    case BN_SILU: {
+        z = NAME(at_most)(NAME(at_least)(z, -88.0f), 87.0f);
+        vf e = NAME(exponential)(-z), s = 1.0f / (1.0f + e);
+        return dy * (s * (1.0f + z * (e * s))); /* e*s is 1 - s without its cancellation */
+    }
+    default: return dy;
+    }
+}
+
+/* ---- one vector of elements --------------------------------------------------------------------------------- */
+
+typedef struct {
+    vf centre, scale, offset, grad_x, grad_1;
+} coefficients;
+
+/* The same for many channels or columns: where the coefficients of each are. */
+typedef struct {
+    const float *centre, *scale, *offset, *grad_x, *grad_1;
+} NAME(columns);
+
+/* The activation's input (or output, if that was kept) at element i. */
+INLINE vf NAME(before_activation)(const bn_args *a, int64_t i, vf d, const coefficients *k, int aux, int bf16) {
+    if (aux == BN_AUX_OUTPUT) return NAME(load)(a->aux_data, i, bf16);
+    vf z = d * k->scale + k->offset;
+    return aux == BN_AUX_RESIDUAL ? z + NAME(load)(a->aux_data, i, bf16) : z;
+}
+
+INLINE vf NAME(gradient)(const bn_args *a, int64_t i, vf d, const coefficients *k, int act, int aux, int bf16) {
+    vf dy = NAME(load)(a->dy, i, bf16);
+    if (act == BN_NONE) return dy;
+    return NAME(through)(dy, NAME(before_activation)(a, i, d, k, aux, bf16), a, act);
+}
+
+/* First sweep: u and d of the vector at element i. `keep` stores g, the gradient of the residual. */
+INLINE vf NAME(term)(const bn_args *a, int64_t i, vf *d, const coefficients *k, int backward, int keep, int act, int aux,
+                     int bf16) {
+    *d = NAME(load)(a->x, i, bf16) - k->centre;
+    if (!backward) return *d;
+    vf g = NAME(gradient)(a, i, *d, k, act, aux, bf16);
+    if (keep) NAME(store)(a->out_residual, i, g, bf16);
+    return g;
+}
+
+/* Second sweep. `keep`: g was stored by the first. */
+INLINE void NAME(write)(const bn_args *a, int64_t i, const coefficients *k, int backward, int keep, int act, int aux,
+                        int bf16) {
+    vf d = NAME(load)(a->x, i, bf16) - k->centre;
+    if (backward) {
+        vf g = keep ? NAME(load)(a->out_residual, i, bf16) : NAME(gradient)(a, i, d, k, act, aux, bf16);
+        NAME(store)(a->out, i, (g + (d * k->grad_x + k->grad_1)) * k->scale, bf16);
+    } else {
+        vf z = NAME(before_activation)(a, i, d, k, aux, bf16);
+        NAME(store)(a->out, i, NAME(activate)(z, a, act), bf16);
+    }
+}
