@@ -350,6 +350,20 @@ def test_outside_training_a_bad_value_stays_where_it_is(native, way, activation)
     assert dweight[clean].isfinite().all()
 
 
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7F800001], ids=hex)
+@pytest.mark.parametrize("way", SHAPES)
+def test_any_nan_is_one_in_bfloat16_too(native, way, bits):
+    """Rounding must not carry a NaN's bits over into a zero, nor cut off the ones that make it a NaN."""
+    shape, layout = SHAPES[way]
+    x = layout(torch.randn(shape, generator=torch.Generator().manual_seed(3)).bfloat16())
+    bias = torch.zeros(CHANNELS)
+    bias[5:7] = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+    y = batch_norm(x, torch.zeros(CHANNELS), torch.ones(CHANNELS), None, bias)
+    assert y[:, 5:7].isnan().all()
+    assert not y[:, 7:].isnan().any()
+    assert not y[:, :5].isnan().any()
+
+
 @pytest.mark.parametrize("activation", ["none", "relu", "relu6", "leaky_relu", "silu"])
 def test_activations_of_extreme_values(native, activation):
     """Normalised with given statistics of 0 and 1, so that the activation alone is seen."""

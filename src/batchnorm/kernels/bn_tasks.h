@@ -174,9 +174,22 @@ static void NAME(chunk_write)(void *context, int64_t task) {
     NAME(runs)(k->a, c, c + 1, from, to, &w, NULL);
 }
 
+/* Nothing to sum: memory from end to end, all channels of some runs. */
+static void NAME(stream_write)(void *context, int64_t task) {
+    call *k = context;
+    const int64_t all = k->a->batch * NAME(pieces)(k->a);
+    const NAME(columns) w = NAME(of_channels)(k, 0);
+    NAME(runs)(k->a, 0, k->a->channels, task * all / k->chunks, (task + 1) * all / k->chunks, &w, NULL);
+}
+
 static int64_t NAME(run_runs)(call *k) {
     const bn_args *a = k->a;
     const int64_t C = a->channels, all = a->batch * NAME(pieces)(a), threads = a->threads;
+    if (!NAME(needs_sums)(a) && all >= threads) {
+        k->chunks = all < 4 * threads ? all : 4 * threads;
+        parallel(threads, k->chunks, NAME(stream_write), k);
+        return 0;
+    }
     /* So few channels that threads could idle are summed in chunks, cut or not: as in run_matrix, up to 16 threads no
      * bit depends on their number. */
     const int64_t most = threads > 16 ? threads : 16;
