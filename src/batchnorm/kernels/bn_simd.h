@@ -17,7 +17,7 @@
  * conversions that compilers translate badly have intrinsics beside the general form.
  *
  * Every INLINE function takes its variants (dtype, activation, ...) as arguments that are constants after inlining:
- * the DISPATCH macro at the end of the sweeps makes the specialised copies. */
+ * the macros at the end of bn_sweeps.h, with bn_copies.h, make the specialised copies. */
 
 #define L BN_LANES
 #define vf NAME(vf)
