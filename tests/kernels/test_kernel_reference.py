@@ -28,13 +28,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @pytest.fixture(params=PATHS)
 def on_path(request):
-    with path(request.param):
+    with path(request.param), threads(1):
         yield request.param
 
 
 @pytest.fixture(params=NATIVE)
 def native(request):
-    with path(request.param):
+    with path(request.param), threads(1):
         yield request.param
 
 
