@@ -29,7 +29,7 @@ class _Fast(_BatchNorm):
     statistics: str = "auto"
     update: bool | None = None
     nonfinite: str = "reject"
-    dimensions: tuple[int, ...] = ()
+    dimensions: tuple[int, ...] = ()  # of an input; empty: any from two up
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class _Fast(_BatchNorm):
         return 0.0 if seen is None else 1.0 / (float(seen) + 1.0)
 
     def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() not in self.dimensions:
+        if self.dimensions and input.dim() not in self.dimensions:
             wanted = " or ".join(f"{d}D" for d in self.dimensions)
             better = {2: "BatchNorm1d", 3: "BatchNorm1d", 4: "BatchNorm2d", 5: "BatchNorm3d"}.get(input.dim())
             raise BatchNormError(
