@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
     from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
     from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+    from batchnorm.layers.sync import SyncBatchNorm
     from batchnorm.layers.switches import no_update, use_batch_statistics
     from batchnorm.memory import keep_freed_memory
 
@@ -26,6 +27,7 @@ _HOME = {
     "BatchNorm1d": "layers.batch",
     "BatchNorm2d": "layers.batch",
     "BatchNorm3d": "layers.batch",
+    "SyncBatchNorm": "layers.sync",
     "no_update": "layers.switches",
     "use_batch_statistics": "layers.switches",
     "keep_freed_memory": "memory",
@@ -44,6 +46,7 @@ __all__ = [
     "BatchNormError",
     "BatchNormWarning",
     "NonFiniteBatch",
+    "SyncBatchNorm",
     "functional",
     "keep_freed_memory",
     "kernels",
