@@ -361,7 +361,7 @@ def under_ddp(dtype, sizes):
 
 @check()
 def collectives_are_counted():
-    ledger, _ = ledger_of(dist.group.WORLD)
+    ledger = ledger_of(dist.group.WORLD)
     layer = bn.SyncBatchNorm(4)
 
     def exchanges(function):

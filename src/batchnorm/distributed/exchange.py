@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from batchnorm.distributed import rollcall
 from batchnorm.distributed.groups import backend, patience
-from batchnorm.distributed.ledger import HEADER, SAME, Ledger, Line, arrived, ledger_of
+from batchnorm.distributed.ledger import HEADER, SAME, Ledger, Line, arrived, in_words, ledger_of
 from batchnorm.errors import BatchNormError
 
 # Room for a message from each rank. gloo ends the process if a message is longer than the place it is put in, which
@@ -28,8 +29,8 @@ def gather(payload: Tensor, line: Line, group: Any) -> tuple[Tensor, list[int]]:
     One collective (two if a layer has more than 4,096 channels). Raises `BatchNormError` on every rank if one of them
     is elsewhere, and on those that wait if one does not come.
     """
-    ledger, opened = ledger_of(group)
-    if opened:
+    ledger = ledger_of(group)
+    if ledger.exchanges == 0:
         rollcall.listen()
     kind, device = backend(group, payload.device)
     header = torch.tensor(line.header(payload.numel()), dtype=torch.float64)
@@ -38,10 +39,10 @@ def gather(payload: Tensor, line: Line, group: Any) -> tuple[Tensor, list[int]]:
     ledger.at, ledger.state = line, "waiting"
     began = time.monotonic()
     limit = patience(group).total_seconds()
-    asking = min(2.0, limit / 5)  # of the time a group waits, what is left to find out who is missing
+    asking = min(3.0, limit / 3)  # of the time a group waits, what is kept to find out who is missing
     try:
         if kind == "gloo":
-            rows = _to_everybody(vector[:ROOM], ROOM, group, ledger.me, limit - 1.25 * asking)
+            rows = _to_everybody(vector[:ROOM], ROOM, group, ledger.me, limit - 1.3 * asking)
         else:
             rows = vector.new_empty((group.size(), vector.numel()))
             dist.all_gather_into_tensor(rows, vector, group)
@@ -79,25 +80,35 @@ def _to_everybody(vector: Tensor, room: int, group: Any, me: int, seconds: float
 def _missing(ledger: Ledger, line: Line, waited: float, seconds: float, error: RuntimeError) -> BatchNormError:
     """Find out who did not come, and say so."""
     answers = rollcall.call(ledger.name, ledger.exchanges, ledger.ranks, ledger.me, seconds)
-    stories = []
+    stories: dict[str, list[int]] = {}
     for rank in ledger.ranks:
-        if rank == ledger.ranks[ledger.me]:
+        if answers is None or rank == ledger.ranks[ledger.me]:
             continue
         answer = answers.get(rank)
         if answer is None:
-            stories.append(f"rank {rank} does not answer: it has died, is stopped, or never used a synchronised layer")
+            story = "gave no answer (dead, stopped, or never in a synchronised layer)"
         elif answer.get("ended"):
-            stories.append(f"rank {rank} did not arrive: its program has ended")
+            story = "did not arrive: its program has ended"
         else:
             last = answer["groups"].get(ledger.name)
             if last is not None and last[3] == ledger.exchanges:
                 continue  # it is here as well, and waits like us
-            stories.append(f"rank {rank} did not arrive: {_story(last, answer, line)}")
-    if not stories:
-        stories = ["every rank is here, but the connection between them failed"]
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            story = f"did not arrive: {_story(last, answer, line)}"
+        stories.setdefault(story, []).append(rank)
+    told = "; ".join(f"{in_words(ranks)} {story}" for story, ranks in stories.items())
+    if answers is None:
+        told = (
+            "a rank is gone, and which one cannot be asked, because the store is gone with it: probably rank 0, which "
+            "keeps the store"
+        )
+    elif not told:
+        told = "every rank is here, but the connection between them failed"
+    # gloo's own words without the place in its source and the advice.
+    words = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).split(". ")[0].splitlines() or [type(error).__name__]
     return BatchNormError(
-        f"{line.words()}: after {waited:.1f} s, {'; '.join(stories)} ({first})", where=line.seat.title(), do=SAME
+        f"{line.words()}: after {waited:.1f} s, {told} ({words[0]})",
+        where=line.seat.title(),
+        do=f"look at that rank's own messages; {SAME}",
     )
 
 

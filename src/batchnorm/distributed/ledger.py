@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from batchnorm.distributed.groups import members
-from batchnorm.distributed.naming import mark, title
+from batchnorm.distributed.naming import mark, titles
 from batchnorm.errors import BatchNormError
 
 FORWARD, BACKWARD = 1, 2
@@ -38,11 +38,14 @@ class Seat:
         self.number, self.channels, self.mark = number, channels, mark(layer)
         self.calls = 0
         self.peers: list[float] | None = None  # the number of this layer on every rank
+        self.words: str | None = None
 
     def title(self) -> str:
         """Say which layer it is."""
         layer = self.layer()
-        return f"a layer of {self.channels} channels that is gone" if layer is None else title(layer)
+        if self.words is None:
+            self.words = f"a layer of {self.channels} channels, which is gone" if layer is None else titles([layer])[0]
+        return self.words
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class Ledger:
         if line.direction == FORWARD and any(f & DX for f in flags) and not all(f & GRAD for f in flags):
             without = [rank for rank, f in zip(self.ranks, flags, strict=True) if not f & GRAD]
             raise BatchNormError(
-                f"{line.words()}: {_ranks(without)} computes no gradients (torch.no_grad), the others do and would "
+                f"{line.words()}: {in_words(without)} computes no gradients (torch.no_grad), the others do and would "
                 "wait for it in the backward pass",
                 where=seat.title(),
                 do="run the layer with gradients on every rank, or on none",
@@ -121,7 +124,7 @@ class Ledger:
             places.setdefault(self._place(index, theirs, line, modes), []).append(self.ranks[index])
         # Those that are few are likely to be the ones gone astray.
         listed = sorted(places.items(), key=lambda place: len(place[1]))
-        found = "; ".join(f"{_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {place}" for place, ranks in listed)
+        found = "; ".join(f"{in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} {place}" for place, ranks in listed)
         return BatchNormError(
             f"{line.words()}: the ranks are not at the same place: {found}", where=line.seat.title(), do=SAME
         )
@@ -145,13 +148,12 @@ _ledgers: weakref.WeakKeyDictionary[Any, Ledger] = weakref.WeakKeyDictionary()
 _passed: deque[tuple[weakref.ref[nn.Module], str]] = deque(maxlen=64)
 
 
-def ledger_of(group: Any) -> tuple[Ledger, bool]:
-    """Return a group's ledger, and whether it was opened just now."""
+def ledger_of(group: Any) -> Ledger:
+    """Return a group's ledger; the first call opens it."""
     ledger = _ledgers.get(group)
-    if ledger is not None:
-        return ledger, False
-    ledger = _ledgers[group] = Ledger(group)
-    return ledger, True
+    if ledger is None:
+        ledger = _ledgers[group] = Ledger(group)
+    return ledger
 
 
 def passed_by(layer: nn.Module, how: str) -> None:
@@ -173,11 +175,8 @@ def whereabouts() -> dict[str, Any]:
     >>> sorted(whereabouts())
     ['groups', 'passed']
     """
-    passed = []
-    for reference, how in list(_passed):
-        layer = reference()
-        if layer is not None:
-            passed.append([title(layer), how])
+    alive = [(layer, how) for reference, how in list(_passed) if (layer := reference()) is not None]
+    passed = [[words, how] for words, (_, how) in zip(titles([a for a, _ in alive]), alive, strict=True)]
     groups = {}
     for ledger in list(_ledgers.values()):
         if ledger.at is not None:
@@ -185,5 +184,10 @@ def whereabouts() -> dict[str, Any]:
     return {"groups": groups, "passed": passed}
 
 
-def _ranks(ranks: list[int]) -> str:
+def in_words(ranks: list[int]) -> str:
+    """Name ranks in a sentence.
+
+    >>> in_words([3]), in_words([0, 2])
+    ('rank 3', 'ranks 0, 2')
+    """
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

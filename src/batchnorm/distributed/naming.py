@@ -4,44 +4,53 @@ from __future__ import annotations
 
 import gc
 import zlib
+from collections.abc import Sequence
 
 from torch import nn
 
 
-def path_of(layer: nn.Module) -> str:
-    """Return the layer's path in the largest model that holds it, or nothing if it stands alone.
+def paths_of(layers: Sequence[nn.Module]) -> list[str]:
+    """Return each layer's path in the largest model that holds it, or nothing if it stands alone.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2)))
-    >>> path_of(model[1][0])
-    '1.0'
+    >>> paths_of([model[1][0], model])
+    ['1.0', '']
 
-    It looks through every object of the process, so it is for messages only. A wrapper's own ``module`` is left out.
+    It looks through every object of the process, so it is for messages only. A wrapper's ``module.`` is left out.
     """
-    known = getattr(layer, "_path", "")
-    if known:
-        return str(known)
-    found = ""
-    depth = 0
+    parents: dict[int, list[tuple[nn.Module, str]]] = {}
     for thing in gc.get_objects():
         # By type: asking an arbitrary object for its __class__ may run its code.
-        if thing is layer or not issubclass(type(thing), nn.Module) or "_modules" not in thing.__dict__:
-            continue
-        for path, module in thing.named_modules():
-            if module is layer and path.count(".") + 1 > depth:
-                found, depth = path, path.count(".") + 1
-    return found.removeprefix("module.")
+        if issubclass(type(thing), nn.Module):
+            for name, child in thing.__dict__.get("_modules", {}).items():
+                if child is not None:
+                    parents.setdefault(id(child), []).append((thing, name))
+
+    def climb(module: nn.Module, below: frozenset[int]) -> list[str]:
+        longest: list[str] = []
+        for parent, name in parents.get(id(module), ()):
+            if id(parent) not in below:
+                longest = max(longest, [*climb(parent, below | {id(parent)}), name], key=len)
+        return longest
+
+    return [
+        getattr(layer, "_path", "") or ".".join(climb(layer, frozenset((id(layer),)))).removeprefix("module.")
+        for layer in layers
+    ]
 
 
-def title(layer: nn.Module) -> str:
-    """Say which layer it is, in words for a message.
+def titles(layers: Sequence[nn.Module]) -> list[str]:
+    """Say which layers these are, in words for a message.
 
     >>> model = nn.ModuleDict({"norm": nn.BatchNorm1d(2)})
-    >>> title(model["norm"])
-    "'norm' (BatchNorm1d, 2 channels)"
+    >>> titles([model["norm"], nn.BatchNorm1d(3)])
+    ["'norm' (BatchNorm1d, 2 channels)", 'a layer (BatchNorm1d, 3 channels)']
     """
-    path = path_of(layer)
-    kind = f"{type(layer).__name__}, {getattr(layer, 'num_features', '?')} channels"
-    return f"{path!r} ({kind})" if path else f"a layer ({kind})"
+    found = []
+    for layer, path in zip(layers, paths_of(layers), strict=True):
+        kind = f"{type(layer).__name__}, {getattr(layer, 'num_features', '?')} channels"
+        found.append(f"{path!r} ({kind})" if path else f"a layer ({kind})")
+    return found
 
 
 def mark(layer: nn.Module) -> int:

@@ -87,15 +87,18 @@ def _end() -> None:
         _listener.stop()
 
 
-def call(group: str, exchange: int, ranks: list[int], me: int, seconds: float) -> dict[int, dict[str, Any]]:
+def call(group: str, exchange: int, ranks: list[int], me: int, seconds: float) -> dict[int, dict[str, Any]] | None:
     """Ask the ranks of a group where they are; return the answers of those that gave one in time.
 
     >>> call("0", 17, [0, 1, 2], me=0, seconds=1.0)  # doctest: +SKIP
     {1: {'groups': {}, 'passed': [], 'line': 'train.py:33'}}
+
+    None: there is no store to ask through, because the process that kept it is gone.
     """
     answers: dict[int, dict[str, Any]] = {}
     try:
-        store = dist.distributed_c10d._get_default_store().clone()
+        kept: Any = dist.distributed_c10d._get_default_store()
+        store = kept.clone()
         question = f"{group}/{exchange}"
         store.set(f"bn/at/{question}/{ranks[me]}", _answer())
         others = [rank for rank in ranks if rank != ranks[me]]
@@ -115,8 +118,7 @@ def call(group: str, exchange: int, ranks: list[int], me: int, seconds: float) -
             if rank not in answers and store.check([f"bn/ended/{rank}"]):
                 answers[rank] = {"ended": True}
     except Exception:
-        # The store went down with the process that kept it; what is known by then has to do.
-        return answers
+        return None
     return answers
 
 

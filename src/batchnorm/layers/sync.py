@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ from batchnorm.functional import moments as local_moments
 from batchnorm.functional import normalize
 from batchnorm.layers.batch import _Fast
 from batchnorm.moments import Moments, merged, update_running
+
+Result: TypeAlias = tuple[Tensor, Tensor | bool | None]
 
 
 class Synchronised(_Fast):
@@ -58,7 +61,7 @@ class Synchronised(_Fast):
         var: Tensor | None,
         training: bool,
         momentum: float,
-    ) -> tuple[Tensor, Tensor | bool | None]:
+    ) -> Result:
         group = active(self._held, type(self).__name__)
         if group is None:
             return super()._apply_to(x, residual, mean, var, training, momentum)
@@ -67,9 +70,8 @@ class Synchronised(_Fast):
             if not torch.compiler.is_compiling():
                 passed_by(self, "with its running statistics (evaluation mode)")
             return super()._apply_to(x, residual, mean, var, training, momentum)
-        return self._synchronised(x, residual, mean, var, momentum, group)
+        return cast(Result, _eagerly("_synchronised")(self, x, residual, mean, var, momentum, group))
 
-    @torch.compiler.disable
     def _synchronised(
         self,
         x: Tensor,
@@ -78,7 +80,7 @@ class Synchronised(_Fast):
         var: Tensor | None,
         momentum: float,
         group: Any,
-    ) -> tuple[Tensor, Tensor | bool | None]:
+    ) -> Result:
         where = type(self).__name__
         graph = torch.is_grad_enabled()
         flags = (GRAD if graph else 0) | (DX if graph and x.requires_grad else 0) | (UPDATE if mean is not None else 0)
@@ -105,23 +107,26 @@ class Synchronised(_Fast):
     def _whole_moments(self, x: Tensor, flags: int, group: Any) -> tuple[Moments, Line, list[int]]:
         """Merge the moments of all ranks: the one exchange of a forward pass."""
         self._check_channels(x)
-        ledger, _ = ledger_of(group)
+        ledger = ledger_of(group)
         seat = ledger.seat(self, self.num_features)
         seat.calls += 1
         line = Line(seat, seat.calls, FORWARD, flags | (TRAINING if self.training else 0))
         count, mean, var = local_moments(x)
         rows, all_flags = gather(torch.cat((count.view(1), mean, var)), line, group)
-        parts = Moments(rows[:, 0], *rows[:, 1:].split(self.num_features, 1))
+        parts = Moments(rows[:, 0], rows[:, 1 : 1 + self.num_features], rows[:, 1 + self.num_features :])
         return merged(parts), line, all_flags
 
-    @torch.no_grad()
-    @torch.compiler.disable
     def _observe(self, input: Tensor, momentum: float) -> Tensor | bool | None:
         group = active(self._held, type(self).__name__)
         if group is None:
             return super()._observe(input, momentum)
+        return cast("Tensor | bool | None", _eagerly("_observe_all")(self, input, momentum, group))
+
+    @torch.no_grad()
+    def _observe_all(self, input: Tensor, momentum: float, group: Any) -> Tensor | bool | None:
         whole, _, _ = self._whole_moments(input.detach(), OBSERVE | UPDATE, group)
-        assert self.running_mean is not None and self.running_var is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
         return update_running(self.running_mean, self.running_var, whole, momentum)
 
     def _check_channels(self, x: Tensor) -> None:
@@ -141,6 +146,19 @@ class Synchronised(_Fast):
         """
         shown = super().extra_repr()
         return shown if self._held is None else f"{shown}, ranks={list(self._held.ranks)}"
+
+
+_wrapped: dict[str, Callable[..., Any]] = {}
+
+
+def _eagerly(name: str) -> Callable[..., Any]:
+    """Return a method that torch.compile does not look into. Wrapping takes seconds where dynamo is not loaded yet."""
+    if "torch._dynamo" not in sys.modules:
+        method: Callable[..., Any] = getattr(Synchronised, name)
+        return method
+    if name not in _wrapped:
+        _wrapped[name] = torch.compiler.disable(getattr(Synchronised, name))  # type: ignore[no-untyped-call]
+    return _wrapped[name]
 
 
 class SyncBatchNorm(Synchronised):
