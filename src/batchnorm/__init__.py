@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
     from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
     from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+    from batchnorm.layers.ghost import GhostBatchNorm, SplitBatchNorm
+    from batchnorm.layers.masked import MaskedBatchNorm
+    from batchnorm.layers.renorm import BatchRenorm, Ramp
     from batchnorm.layers.switches import no_update, use_batch_statistics
     from batchnorm.memory import keep_freed_memory
 
@@ -26,6 +29,11 @@ _HOME = {
     "BatchNorm1d": "layers.batch",
     "BatchNorm2d": "layers.batch",
     "BatchNorm3d": "layers.batch",
+    "BatchRenorm": "layers.renorm",
+    "GhostBatchNorm": "layers.ghost",
+    "MaskedBatchNorm": "layers.masked",
+    "Ramp": "layers.renorm",
+    "SplitBatchNorm": "layers.ghost",
     "no_update": "layers.switches",
     "use_batch_statistics": "layers.switches",
     "keep_freed_memory": "memory",
@@ -43,7 +51,12 @@ __all__ = [
     "BatchNorm3d",
     "BatchNormError",
     "BatchNormWarning",
+    "BatchRenorm",
+    "GhostBatchNorm",
+    "MaskedBatchNorm",
     "NonFiniteBatch",
+    "Ramp",
+    "SplitBatchNorm",
     "functional",
     "keep_freed_memory",
     "kernels",
