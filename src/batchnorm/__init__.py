@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
     from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
     from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
-    from batchnorm.layers.sync import SyncBatchNorm
+    from batchnorm.layers.ghost import GhostBatchNorm, SplitBatchNorm
+    from batchnorm.layers.masked import MaskedBatchNorm
+    from batchnorm.layers.renorm import BatchRenorm, Ramp
     from batchnorm.layers.switches import no_update, use_batch_statistics
+    from batchnorm.layers.sync import SyncBatchNorm
     from batchnorm.memory import keep_freed_memory
+    from batchnorm.transforms.convert import convert
 
 __version__ = "0.1.0"
 
@@ -27,10 +31,16 @@ _HOME = {
     "BatchNorm1d": "layers.batch",
     "BatchNorm2d": "layers.batch",
     "BatchNorm3d": "layers.batch",
+    "BatchRenorm": "layers.renorm",
+    "GhostBatchNorm": "layers.ghost",
+    "MaskedBatchNorm": "layers.masked",
+    "Ramp": "layers.renorm",
+    "SplitBatchNorm": "layers.ghost",
     "SyncBatchNorm": "layers.sync",
     "no_update": "layers.switches",
     "use_batch_statistics": "layers.switches",
     "keep_freed_memory": "memory",
+    "convert": "transforms.convert",
     "BatchNormError": "errors",
     "BatchNormWarning": "errors",
     "NonFiniteBatch": "errors",
@@ -45,8 +55,14 @@ __all__ = [
     "BatchNorm3d",
     "BatchNormError",
     "BatchNormWarning",
+    "BatchRenorm",
+    "GhostBatchNorm",
+    "MaskedBatchNorm",
     "NonFiniteBatch",
+    "Ramp",
+    "SplitBatchNorm",
     "SyncBatchNorm",
+    "convert",
     "functional",
     "keep_freed_memory",
     "kernels",

@@ -1,4 +1,4 @@
-"""``batch_norm`` as a function of tensors: the one place that chooses between the native kernel and torch's operators."""
+"""``batch_norm`` as a function of tensors: the one place that chooses native or torch."""
 
 from __future__ import annotations
 
@@ -169,20 +169,17 @@ def normalize(
         setting = Setting(
             kernel.run, like, layout, training, momentum, eps, slope, name, groups, x.shape[0], marks, moments, reduce
         )
-    updating = training and running_mean is not None and running_var is not None
     by_kernel = moments is None and groups == 1
     buffers = (running_mean, running_var) if by_kernel or not training else (None, None)
     y, status, found = differentiable.differentiable(x, weight, bias, residual, *buffers, setting)
-    if not updating:
+    if not training or running_mean is None or running_var is None:
         return y, None
     if by_kernel:
         return y, status == 0
-    assert running_mean is not None and running_var is not None
     if moments is None:
         assert found is not None
         moments = Moments(fallback.counts(x, mask, groups), found[:, 0], found[:, 1])
-    whole = merged(moments) if groups > 1 else moments
-    return y, update_running(running_mean, running_var, whole, momentum)
+    return y, update_running(running_mean, running_var, merged(moments), momentum)
 
 
 def _in_torch(
@@ -216,10 +213,8 @@ def _in_torch(
     if running_mean is None or running_var is None:
         return y, None
     if moments is None:
-        whole = merged(fallback.moments(x, mask, groups))
-    else:
-        whole = merged(moments) if groups > 1 else moments
-    return y, update_running(running_mean, running_var, whole, momentum)
+        moments = fallback.moments(x, mask, groups)
+    return y, update_running(running_mean, running_var, merged(moments), momentum)
 
 
 def _serves(

@@ -18,7 +18,7 @@ class Moments(NamedTuple):
     ``mean`` and ``var`` have the shape (channels,), or (groups, channels) with a ``count`` of shape (groups,).
     """
 
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]  # not the method of tuples
     mean: Tensor
     var: Tensor
 
@@ -31,8 +31,10 @@ def merged(parts: Moments) -> Moments:
     Moments(count=tensor(3.), mean=tensor([2.]), var=tensor([2.6667]))
 
     Exact, whatever the counts (Chan, Golub & LeVeque 1979): the variance within the groups and the one between them.
-    A group without values does not count.
+    A group without values does not count; moments without groups stay as they are.
     """
+    if parts.mean.dim() == 1:
+        return parts
     count = parts.count.sum()
     share = (parts.count / count.clamp(min=1)).unsqueeze(1)
     mean = (share * parts.mean).sum(0)

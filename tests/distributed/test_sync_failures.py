@@ -4,9 +4,20 @@ import failure_checks
 import pytest
 
 STORIES = {
-    "skips": ("'two' (SyncBatchNorm, 4 channels)", "step 2 (forward)", "rank 1 did not arrive", "exchange was in 'one'"),
+    "skips": (
+        "'two' (SyncBatchNorm, 4 channels)",
+        "step 2 (forward)",
+        "rank 1 did not arrive",
+        "exchange was in 'one'",
+    ),
     "evaluates": ("'two' (", "step 2 (forward)", "rank 1 did not arrive: it ran this layer", "evaluation mode"),
-    "no_backward": ("'two' (", "step 2 (backward)", "rank 1 did not arrive", "exchange was in 'two'", "failure_checks.py"),
+    "no_backward": (
+        "'two' (",
+        "step 2 (backward)",
+        "rank 1 did not arrive",
+        "exchange was in 'two'",
+        "failure_checks.py",
+    ),
     "dies": ("'two' (", "step 2 (forward)", "rank 1 gave no answer (dead"),
 }
 

@@ -57,7 +57,7 @@ def gather(payload: Tensor, line: Line, group: Any) -> tuple[Tensor, list[int]]:
         rest = vector[ROOM:]
         rows = torch.cat((rows, _to_everybody(rest, rest.numel(), group, ledger.me, limit)), 1)
     ledger.state = "done"
-    return rows.to(payload.device), [int(theirs[6]) for theirs in headers]
+    return rows.to(payload.dtype).to(payload.device), [int(theirs[6]) for theirs in headers]
 
 
 def _to_everybody(vector: Tensor, room: int, group: Any, me: int, seconds: float) -> Tensor:

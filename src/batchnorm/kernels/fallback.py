@@ -206,7 +206,7 @@ class Staged(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(  # type: ignore[override]  # noqa: D102
         ctx: Any,
         x: Tensor,
         weight: Tensor | None,
@@ -228,7 +228,7 @@ class Staged(torch.autograd.Function):
         ).to(x.dtype)  # fmt: skip
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # noqa: D102
         x, weight, bias, residual = ctx.saved_tensors
         eps, activation, slope, mask, reduce = ctx.setting
         needs = ctx.needs_input_grad

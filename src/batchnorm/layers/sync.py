@@ -61,16 +61,17 @@ class Synchronised(_Fast):
         var: Tensor | None,
         training: bool,
         momentum: float,
+        mask: Tensor | None,
     ) -> Result:
         group = active(self._held, type(self).__name__)
         if group is None:
-            return super()._apply_to(x, residual, mean, var, training, momentum)
+            return super()._apply_to(x, residual, mean, var, training, momentum, mask)
         if not training:
             # Nobody waits for an exchange here; but a rank that does so alone is asked for elsewhere.
             if not torch.compiler.is_compiling():
                 passed_by(self, "with its running statistics (evaluation mode)")
-            return super()._apply_to(x, residual, mean, var, training, momentum)
-        return cast(Result, _eagerly("_synchronised")(self, x, residual, mean, var, momentum, group))
+            return super()._apply_to(x, residual, mean, var, training, momentum, mask)
+        return cast(Result, _eagerly("_synchronised")(self, x, residual, mean, var, momentum, mask, group))
 
     def _synchronised(
         self,
@@ -79,12 +80,13 @@ class Synchronised(_Fast):
         mean: Tensor | None,
         var: Tensor | None,
         momentum: float,
+        mask: Tensor | None,
         group: Any,
     ) -> Result:
         where = type(self).__name__
         graph = torch.is_grad_enabled()
         flags = (GRAD if graph else 0) | (DX if graph and x.requires_grad else 0) | (UPDATE if mean is not None else 0)
-        whole, line, all_flags = self._whole_moments(x, flags, group)
+        whole, line, all_flags = self._whole_moments(x, mask, flags, group)
         reduce: Callable[[Tensor], Tensor] = alone
         if graph and any(theirs & DX for theirs in all_flags):
             if not x.requires_grad:
@@ -94,37 +96,37 @@ class Synchronised(_Fast):
         count = float(whole.count)
         if count == 1:
             raise BatchNormError(
-                f"Expected more than 1 value per channel when training, got input size {list(x.shape)} here and nothing "
-                "on the other ranks: one value is its own mean",
+                "Expected more than 1 value per channel when training, but all ranks together have one (here the input "
+                f"size is {list(x.shape)}): one value is its own mean",
                 where=where,
                 do="use larger batches, or normalise with running statistics (eval())",
             )
         return normalize(
             x, mean, var, self.weight, self.bias, True, momentum, self.eps, self.activation, residual,
-            self.negative_slope, where, moments=whole, reduce=reduce,
+            self.negative_slope, where, mask, moments=whole, reduce=reduce,
         )  # fmt: skip
 
-    def _whole_moments(self, x: Tensor, flags: int, group: Any) -> tuple[Moments, Line, list[int]]:
+    def _whole_moments(self, x: Tensor, mask: Tensor | None, flags: int, group: Any) -> tuple[Moments, Line, list[int]]:
         """Merge the moments of all ranks: the one exchange of a forward pass."""
         self._check_channels(x)
         ledger = ledger_of(group)
         seat = ledger.seat(self, self.num_features)
         seat.calls += 1
         line = Line(seat, seat.calls, FORWARD, flags | (TRAINING if self.training else 0))
-        count, mean, var = local_moments(x)
+        count, mean, var = local_moments(x, mask=mask)
         rows, all_flags = gather(torch.cat((count.view(1), mean, var)), line, group)
         parts = Moments(rows[:, 0], rows[:, 1 : 1 + self.num_features], rows[:, 1 + self.num_features :])
         return merged(parts), line, all_flags
 
-    def _observe(self, input: Tensor, momentum: float) -> Tensor | bool | None:
+    def _observe(self, input: Tensor, momentum: float, mask: Tensor | None) -> Tensor | bool | None:
         group = active(self._held, type(self).__name__)
         if group is None:
-            return super()._observe(input, momentum)
-        return cast("Tensor | bool | None", _eagerly("_observe_all")(self, input, momentum, group))
+            return super()._observe(input, momentum, mask)
+        return cast("Tensor | bool | None", _eagerly("_observe_all")(self, input, momentum, mask, group))
 
     @torch.no_grad()
-    def _observe_all(self, input: Tensor, momentum: float, group: Any) -> Tensor | bool | None:
-        whole, _, _ = self._whole_moments(input.detach(), OBSERVE | UPDATE, group)
+    def _observe_all(self, input: Tensor, momentum: float, mask: Tensor | None, group: Any) -> Tensor | bool | None:
+        whole, _, _ = self._whole_moments(input.detach(), mask, OBSERVE | UPDATE, group)
         assert self.running_mean is not None
         assert self.running_var is not None
         return update_running(self.running_mean, self.running_var, whole, momentum)
