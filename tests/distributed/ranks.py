@@ -18,10 +18,14 @@ def free_port():
 
 
 def launch(script, ranks, folder, *arguments, timeout=150):
-    """Run a script on so many ranks; return what each wrote as JSON, the exit code, and the output."""
+    """Run a script on so many ranks; return what each wrote as JSON, the exit code, and the output.
+
+    A script is told the folder to write to, unless it is given other arguments.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", "0"]
-    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), str(script), str(folder), *arguments]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), str(script)]
+    command += list(arguments) or [str(folder)]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
