@@ -5,19 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import ranks
 
-LAUNCHES = {
-    "exact-2": (ranks.HERE / "sync_checks.py", 2),
-    "exact-4": (ranks.HERE / "sync_checks.py", 4),
-    "failures": (ranks.HERE / "failure_checks.py", 3),
-}
+LAUNCHES = {"exact-2": ("sync_checks.py", 2), "exact-4": ("sync_checks.py", 4), "failures": ("failure_checks.py", 3)}
 
 
 @pytest.fixture(scope="session")
 def launched(tmp_path_factory):
-    """What the ranks of each launch found."""
+    """What the ranks of each launch found, their exit code, and what they printed."""
     folder = tmp_path_factory.mktemp("ranks")
     with ThreadPoolExecutor() as pool:
         started = {
-            name: pool.submit(ranks.launch, script, count, folder / name) for name, (script, count) in LAUNCHES.items()
+            name: pool.submit(ranks.launch, ranks.HERE / script, count, folder / name)
+            for name, (script, count) in LAUNCHES.items()
         }
         return {name: future.result() for name, future in started.items()}

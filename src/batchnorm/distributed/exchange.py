@@ -45,7 +45,7 @@ def gather(payload: Tensor, line: Line, group: Any) -> tuple[Tensor, list[int]]:
             rows = _to_everybody(vector[:ROOM], ROOM, group, ledger.me, limit - 1.3 * asking)
         else:
             rows = vector.new_empty((group.size(), vector.numel()))
-            dist.all_gather_into_tensor(rows, vector, group)
+            _all_gather(rows, vector, group)
         headers: list[list[float]] = rows[:, :HEADER].tolist()
     except RuntimeError as error:
         ledger.state = "failed"
@@ -58,6 +58,12 @@ def gather(payload: Tensor, line: Line, group: Any) -> tuple[Tensor, list[int]]:
         rows = torch.cat((rows, _to_everybody(rest, rest.numel(), group, ledger.me, limit)), 1)
     ledger.state = "done"
     return rows.to(payload.dtype).to(payload.device), [int(theirs[6]) for theirs in headers]
+
+
+def _all_gather(rows: Tensor, vector: Tensor, group: Any) -> None:
+    """Call torch's all_gather under the name it has in this version."""
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    getattr(dist, name)(rows, vector, group)
 
 
 def _to_everybody(vector: Tensor, room: int, group: Any, me: int, seconds: float) -> Tensor:
