@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -103,9 +104,10 @@ def main():
     if options.folder:
         return rank_main(options.folder, options.repeats)
 
-    from batchnorm.bench.collectives import fit, payload
+    from batchnorm.bench.collectives import RESNET50, Machine, fit, payload, step
     from batchnorm.records import Measurement, RecordFile
 
+    cluster = Machine(start=50e-6, message=10e-6, byte=0.8e-9)  # assumed: ordinary servers, 10 Gb/s
     measurements = []
     quartile = {}
     for ranks in RANKS:
@@ -125,14 +127,25 @@ def main():
             print(f"{ranks:5d} {channels:8d} {row}")
     cores = len(os.sched_getaffinity(0))
     print("\nthe model, fitted to 2 and 4 ranks, and what it says of 8")
+    machines = []
     for channels in CHANNELS:
         size = payload(channels)[0]
         machine = fit({r: quartile[r, channels, "exchange"] for r in (2, 4)}, size, 0.0, cores)
+        machines.append(machine)
         predicted, measured = machine.exchange(8, size), quartile[8, channels, "exchange"]
         print(
             f"{channels:8d} channels: start {1e6 * machine.start:.0f} us, message {1e6 * machine.message:.0f} us; "
             f"8 ranks: {1e6 * predicted:.0f} us predicted, {1e6 * measured:.0f} us measured"
         )
+    here = [statistics.median(getattr(machine, name) for machine in machines) for name in ("start", "message")]
+    print(
+        "\nextrapolated: milliseconds that a training step of a ResNet-50 spends on 106 exchanges, one rank per machine"
+    )
+    print(f"{'ranks':>5} {'this host':>10} {'a cluster':>10} {'its ring':>10} {'its tree':>10}")
+    for ranks in (2, 4, 8, 16, 32, 64, 128, 256, 1000):
+        row = [step(Machine(*here, 0.0), ranks, RESNET50)]
+        row += [step(cluster, ranks, RESNET50, way) for way in ("exchange", "ring", "tree")]
+        print(f"{ranks:5d} " + " ".join(f"{1e3 * seconds:10.1f}" for seconds in row))
     if options.json:
         RecordFile("scaling", {"repeats": options.repeats}, tuple(measurements)).write(options.json)
     return None

@@ -96,10 +96,8 @@ class Ledger:
             same = theirs[0] == _SIGN and theirs[3:6] == mine[3:6] and theirs[7] == mine[7]
             same = same and (theirs[2] == mine[2] or not theirs[2] or not mine[2])
             same = same and int(theirs[6]) & MODE == int(mine[6]) & MODE
-            if seat.peers is None:
-                same = same and self.owners.get((rank, theirs[1]), seat) is seat
-            else:
-                same = same and seat.peers[rank] == theirs[1]
+            # At a layer's first exchange its numbers are not known yet, but a layer used before is in another call.
+            same = same and (seat.peers is None or seat.peers[rank] == theirs[1])
             wrong = wrong or not same
         if wrong:
             raise self._apart(line, headers)
