@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
     from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
     from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+    from batchnorm.layers.dyt import DyT
+    from batchnorm.layers.family import make_norm
+    from batchnorm.layers.filter_response import FilterResponseNorm
     from batchnorm.layers.switches import no_update, use_batch_statistics
     from batchnorm.memory import keep_freed_memory
+    from batchnorm.optim import param_groups
 
 __version__ = "0.1.0"
 
@@ -26,9 +30,13 @@ _HOME = {
     "BatchNorm1d": "layers.batch",
     "BatchNorm2d": "layers.batch",
     "BatchNorm3d": "layers.batch",
+    "DyT": "layers.dyt",
+    "FilterResponseNorm": "layers.filter_response",
+    "make_norm": "layers.family",
     "no_update": "layers.switches",
     "use_batch_statistics": "layers.switches",
     "keep_freed_memory": "memory",
+    "param_groups": "optim",
     "BatchNormError": "errors",
     "BatchNormWarning": "errors",
     "NonFiniteBatch": "errors",
@@ -43,11 +51,15 @@ __all__ = [
     "BatchNorm3d",
     "BatchNormError",
     "BatchNormWarning",
+    "DyT",
+    "FilterResponseNorm",
     "NonFiniteBatch",
     "functional",
     "keep_freed_memory",
     "kernels",
+    "make_norm",
     "no_update",
+    "param_groups",
     "reference",
     "use_batch_statistics",
 ]
