@@ -76,9 +76,9 @@ def param_groups(
                 f"{name} has no shape yet", where=where, do="run one batch through the model before this call"
             )
         spare = (
-            _spared(parameter, owner, tensor)
+            excluded.fits(name, parameter)  # first, so that it sees every name
+            or _spared(parameter, owner, tensor)
             or (not decay_embeddings and isinstance(owner, _EMBEDDINGS))
-            or excluded.fits(name, parameter)
         )
         if parameter.requires_grad or keep_frozen:
             spared[parameter] = spared.get(parameter, False) or spare

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
 import torch
@@ -27,6 +26,7 @@ class Finish(nn.Module):
 
     activation: str | None = None
     negative_slope: float = 0.01
+    keeps_dtype: bool = False
 
     def __init__(
         self, *of_norm: Any, activation: str | None = None, negative_slope: float = 0.01, **by_name: Any
@@ -51,14 +51,15 @@ class Finish(nn.Module):
             return cast(Tensor, tracer.create_proxy("call_module", tracer.path_of_module(self), arguments, {}))
         z = self._normalize(input)
         if residual is not None:
-            if residual.shape != z.shape:
+            if not _traced() and residual.shape != z.shape:
                 raise BatchNormError(
                     f"the residual has shape {list(residual.shape)}, the input {list(z.shape)}",
                     where=type(self).__name__,
                     do="make them equal; a residual is not broadcast",
                 )
             z = z + residual
-        return self._activate(z)
+        y = self._activate(z)
+        return y.to(input.dtype) if self.keeps_dtype else y
 
     def _normalize(self, input: Tensor) -> Tensor:
         return cast(Tensor, super().forward(input))  # type: ignore[misc]  # the next base's
@@ -80,9 +81,15 @@ class Finish(nn.Module):
         return ", ".join(filter(None, [super().extra_repr(), *added]))
 
 
+def _traced() -> bool:
+    """Whether torch.jit is tracing: there sizes are tensors, and looking at them warns."""
+    return torch._C._get_tracing_state() is not None
+
+
 class PerChannel(Finish):
     """A layer of our own with parameters of shape (C,), for inputs (N, C, *positions) of any number of positions."""
 
+    keeps_dtype = True  # what was computed in float32 becomes the input's dtype at the very end
     num_features: int
     weight: nn.Parameter | None
     bias: nn.Parameter | None
@@ -123,7 +130,7 @@ class PerChannel(Finish):
     def _check(self, x: Tensor, axis: int = 1) -> None:
         where = type(self).__name__
         check_dtypes(x, None, None, self.weight, self.bias, where)
-        if torch._C._get_tracing_state() is not None:  # there sizes are tensors, and looking at them warns
+        if _traced():
             return
         if x.dim() < 2:
             raise BatchNormError(
@@ -191,7 +198,9 @@ def mean_square(x: Tensor, axes: list[int]) -> Tensor:
     """
     if not axes:
         return x.square()
-    count = math.prod(x.shape[axis] for axis in axes)
+    count = 1
+    for axis in axes:  # math.prod over a generator would break a compiled graph
+        count = count * x.shape[axis]
     norm: Tensor = torch.linalg.vector_norm(x, dim=axes, keepdim=True)
     return norm.square() / count
 
@@ -225,7 +234,7 @@ class RMSNorm(PerChannel):
         scale = torch.rsqrt(mean_square(x, list(range(1, x.dim()))) + self.eps)
         if self.weight is not None:
             scale = scale * along(self.weight, x)  # before it meets x, which is large
-        return (x * scale).to(input.dtype)
+        return x * scale
 
     def _details(self) -> list[str]:
         return [f"eps={self.eps}"]
@@ -241,7 +250,7 @@ class ChannelAffine(PerChannel):
 
     def _normalize(self, input: Tensor) -> Tensor:
         self._check(input)
-        return self._affine(wide(input)).to(input.dtype)
+        return self._affine(wide(input))
 
 
 class BatchNorm(_Fast):
@@ -272,8 +281,8 @@ class InstanceNorm(Finish, _InstanceNorm):
 
     def _normalize(self, input: Tensor) -> Tensor:
         # Torch's classes also take an input without a batch axis; here the channel is axis 1, whatever the input.
-        dims, traced = input.dim(), torch._C._get_tracing_state() is not None
-        if not traced and (
+        dims = input.dim()
+        if not _traced() and (
             dims < 3 or (self.dimensions and dims not in self.dimensions) or input.shape[1] != self.num_features
         ):
             wanted = " or ".join(f"{d}D" for d in self.dimensions) or "at least 3D"

@@ -60,7 +60,7 @@ class DyT(PerChannel):
 
     def _normalize(self, input: Tensor) -> Tensor:
         self._check(input, self.channel_axis)
-        return self._affine(torch.tanh(self.alpha * wide(input)), self.channel_axis).to(input.dtype)
+        return self._affine(torch.tanh(self.alpha * wide(input)), self.channel_axis)
 
     def _details(self) -> list[str]:
         details = [f"alpha_start={self.alpha_start}"]
