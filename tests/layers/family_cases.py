@@ -16,6 +16,11 @@ POSITIONS = {0: (), 1: (7,), 2: (5, 6), 3: (2, 3, 4)}
 CONV = {0: nn.Linear, 1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
+def needs(name, x):
+    """What a brick's forward needs besides its input: one of them, to be told what is padding (here nothing)."""
+    return {"mask": torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool)} if name == "masked" else {}
+
+
 def built(name, channels=8, dims=2, **options):
     """A brick, and the layer before it where it needs one, as one module."""
     if name != "weight":
@@ -29,6 +34,7 @@ class Net(nn.Module):
 
     def __init__(self, norm, channels=8, classes=3, activation="relu", **options):
         super().__init__()
+        self.name = norm
         self.conv1 = nn.Conv2d(2, channels, 3, padding=1, bias=False)
         self.norm1 = bn.make_norm(norm, channels, of=self.conv1, activation=activation, **options)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
@@ -36,8 +42,9 @@ class Net(nn.Module):
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x):
-        x = self.norm1(self.conv1(x))
-        x = self.norm2(self.conv2(x), residual=x)
+        more = needs(self.name, x)
+        x = self.norm1(self.conv1(x), **more)
+        x = self.norm2(self.conv2(x), residual=x, **more)
         return self.head(x.mean((2, 3)))
 
 

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from family_cases import CONV, NAMES, POSITIONS, Net, built, images
+from family_cases import CONV, NAMES, POSITIONS, Net, built, images, needs
 
 import batchnorm as bn
 
@@ -88,17 +88,18 @@ def test_activation_and_residual_follow_the_norm(name, activation):
     plain = built(name, activation="none")
     layer = built(name, activation=activation, **options)
     layer.load_state_dict(plain.state_dict())
-    z = plain(x)
+    more = needs(name, x)
+    z = plain(x, **more)
     if name == "weight":
         before = layer[0]
         assert torch.equal(before(x), plain[0](x))
         layer, x = layer[1], before(x)
-    actual = layer(x, residual=residual)
+    actual = layer(x, residual=residual, **more)
     function = {"relu6": F.relu6, "leaky_relu": lambda t: F.leaky_relu(t, 0.2), "silu": F.silu}[activation]
     torch.testing.assert_close(actual, function(z + residual))
     assert activation in repr(layer)
     with pytest.raises((bn.BatchNormError, RuntimeError), match="residual"):
-        layer(x, residual=residual[:1])
+        layer(x, residual=residual[:1], **more)
 
 
 @EVERY
@@ -111,13 +112,13 @@ def test_every_number_of_positions(name, dims):
             bn.make_norm(name, 8, 0)
         return
     for options in ({}, {"activation": "relu"}):
-        y = bn.make_norm(name, 8, dims, of=copy.deepcopy(before), **options)(x)
+        y = bn.make_norm(name, 8, dims, of=copy.deepcopy(before), **options)(x, **needs(name, x))
         assert y.shape == x.shape
     general = bn.make_norm(name, 8, None, of=before)
     exact = bn.make_norm(name, 8, dims, of=copy.deepcopy(before) if name != "weight" else CONV[dims](8, 8, 1))
     if name != "filter-response" or dims == 0:  # elsewhere eps is not learned
         assert list(general.state_dict()) == list(exact.state_dict())
-        torch.testing.assert_close(general(x), exact(x))
+        torch.testing.assert_close(general(x, **needs(name, x)), exact(x, **needs(name, x)))
 
 
 @EVERY
@@ -130,14 +131,14 @@ def test_dtype_and_layout_stay(name, dtype, last, path):
     layer = built(name, 32, activation="relu")
     if dtype is torch.float64 or name == "weight":
         layer = layer.to(dtype)
-    y = layer(x)
+    y = layer(x, **needs(name, x))
     assert y.dtype is dtype
     if name not in ("instance", "weight"):  # torch's instance norm gives contiguous outputs, whatever its input
         assert y.stride() == x.stride()
     y32 = built(name, 32, activation="relu")
     y32.load_state_dict(layer.state_dict())
     tolerance = 0.05 if dtype is torch.bfloat16 else 1e-4
-    torch.testing.assert_close(y.float(), y32(x.float()), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(y.float(), y32(x.float(), **needs(name, x)), rtol=tolerance, atol=tolerance)
 
 
 # ---- Compilers and tracers ---------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def measure_facts(name: str, channels: int = 16) -> dict[str, str]:
     other = torch.cat([x[:1], 3 * torch.randn(7, channels, 5, 5, generator=generator) + 1])
     # original1 is the weight itself, which the layer before has with any norm.
     learns = {key: p for key, p in site.named_parameters() if not key.endswith("original1")}
-    last = site.norm(x.contiguous(memory_format=torch.channels_last))
+    last = site(x.contiguous(memory_format=torch.channels_last))
     facts = {
         "layer": f"`{_class_name(site.norm)}`",
         "learns": _sizes(learns, channels),
@@ -112,9 +112,12 @@ class _Site(nn.Module):
         before = nn.Conv2d(channels, channels, kernel, padding=kernel // 2, bias=False)
         self.norm = make_norm(name, channels, of=before)
         self.before = before if name == "weight" else None
+        self.masked = name == "masked"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x if self.before is None else self.before(x))  # type: ignore[no-any-return]
+        # Nothing is padding here, but a masked layer wants to be told.
+        more = [torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool)] if self.masked else []
+        return self.norm(x if self.before is None else self.before(x), *more)  # type: ignore[no-any-return]
 
 
 def _depends(site: nn.Module, x: Tensor, other: Tensor) -> bool:
@@ -159,11 +162,10 @@ def measure_costs(rounds: int = 15, shape: tuple[int, ...] = SHAPE) -> dict[str,
     for layout, memory_format in _LAYOUTS.items():
         x = torch.randn(shape).contiguous(memory_format=memory_format)
         dy = torch.randn(shape).contiguous(memory_format=memory_format)
-        steps: dict[str, Callable[[], Any]] = {"": _step(nn.BatchNorm2d(shape[1]), None, x, dy)}
+        steps: dict[str, Callable[[], Any]] = {"": _step(nn.BatchNorm2d(shape[1]), x, dy)}
         for row in table():
             if row.present():
-                site = _Site(row.name, shape[1], kernel=3)
-                steps[row.name] = _step(site.norm, site.before, x, dy)
+                steps[row.name] = _step(_Site(row.name, shape[1], kernel=3), x, dy)
         times = {name: Measurement("time", {}, samples) for name, samples in alternate(steps, rounds).items()}
         for name, measured in times.items():
             if name:
@@ -171,19 +173,15 @@ def measure_costs(rounds: int = 15, shape: tuple[int, ...] = SHAPE) -> dict[str,
     return costs
 
 
-def _step(norm: nn.Module, before: nn.Module | None, x: Tensor, dy: Tensor) -> Callable[[], Any]:
-    leaf = x.clone().requires_grad_()
-    parameters = [*norm.parameters(), *(before.parameters() if before is not None else ())]
-    along = None if before is None else torch.randn_like(before.weight)  # type: ignore[arg-type]
-
-    def step() -> None:
-        outputs, gradients = [norm(leaf)], [dy]
-        if before is not None and along is not None:  # the norm is of its weight: computing that is the cost
-            outputs.append(before.weight)
-            gradients.append(along)
-        torch.autograd.grad(outputs, [leaf, *parameters], gradients)
-
-    return step
+def _step(layer: nn.Module, x: Tensor, dy: Tensor) -> Callable[[], Any]:
+    leaf, parameters = x.clone().requires_grad_(), list(layer.parameters())
+    before: Any = getattr(layer, "before", None)
+    if before is None:
+        return lambda: torch.autograd.grad([layer(leaf)], [leaf, *parameters], [dy])
+    norm = layer.get_submodule("norm")
+    # The norm is of a weight: its cost is computing that, and not the convolution that uses it.
+    along = torch.randn_like(before.weight)
+    return lambda: torch.autograd.grad([norm(leaf), before.weight], [leaf, *parameters], [dy, along])
 
 
 def _cost_lines(costs: Mapping[str, Mapping[str, float]], circumstances: str) -> list[str]:

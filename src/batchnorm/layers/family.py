@@ -351,10 +351,10 @@ _ROWS = (
     _row(
         "frozen", "fine-tuning with few examples, from a network trained with batch norm",
         "batchnorm.layers.frozen:FrozenBatchNorm", statistics="none of its own: fixed ones per channel",
-        parameters=(), state=("weight", "bias", "running_mean", "running_var"),
+        parameters=(), state=(*_RUNNING, *_AFFINE),
     ),
     _row(
-        "masked", "sequences or graphs padded to one length",
+        "masked", "sequences or images padded to one size; its forward needs the mask",
         "batchnorm.layers.masked:MaskedBatchNorm", statistics="mean and variance per channel, padding left out",
         state=_RUNNING, depends="training",
     ),
