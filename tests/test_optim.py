@@ -62,6 +62,10 @@ def test_norms_of_others_go_by_their_name():
     class LlamaRMSNorm(FancyNorm2d):
         pass
 
+    class Scaling(nn.LayerNorm):
+        pass
+
+    assert names(Scaling((3, 4)))[0] == []  # a norm by its kind, whatever its name
     model = nn.Sequential(FancyNorm2d(), NormLinear(4, 4), LlamaRMSNorm())
     assert names(model) == (["1.weight"], ["0.gain", "1.bias", "2.gain"])
 

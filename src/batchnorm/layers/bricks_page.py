@@ -10,6 +10,7 @@ import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ from torch import Tensor, nn
 from batchnorm.layers.family import Brick, make_norm, table
 
 SHAPE = (32, 64, 28, 28)  # of a batch in an early stage of a ResNet
+Cost = tuple[float, float, float]  # the median of the ratios, and the quartiles around it
 _COST = "## What they cost"
 _LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
-def write_page(costs: Mapping[str, Mapping[str, float]], circumstances: str) -> str:
+def write_page(costs: Mapping[str, Mapping[str, Cost]], circumstances: str) -> str:
     """Write the whole page: what the bricks are, from the code, and what they cost, from the given figures.
 
     >>> write_page({}, "").splitlines()[0]
@@ -35,7 +37,8 @@ def write_page(costs: Mapping[str, Mapping[str, float]], circumstances: str) -> 
 def facts_of(page: str) -> str:
     """Return the part of a page that is the same on every machine.
 
-    >>> facts_of(write_page({"batch": {"contiguous": 1.0}}, "here")) == facts_of(write_page({}, "there"))
+    >>> here = write_page({"batch": dict.fromkeys(_LAYOUTS, (1.0, 0.9, 1.1))}, "here")
+    >>> facts_of(here) == facts_of(write_page({}, "there"))
     True
     """
     return page.partition(_COST)[0].strip()
@@ -149,7 +152,7 @@ def _yes(value: bool) -> str:
 # ---- Cost --------------------------------------------------------------------------------------------------
 
 
-def measure_costs(rounds: int = 15, shape: tuple[int, ...] = SHAPE) -> dict[str, dict[str, float]]:
+def measure_costs(rounds: int = 25, shape: tuple[int, ...] = SHAPE) -> dict[str, dict[str, Cost]]:
     """Time forward and backward of every brick against ``torch.nn.BatchNorm2d``, taking turns in one process.
 
     >>> sorted(measure_costs(rounds=1, shape=(2, 4, 3, 3))["group"])
@@ -158,7 +161,7 @@ def measure_costs(rounds: int = 15, shape: tuple[int, ...] = SHAPE) -> dict[str,
     from batchnorm.bench.measure import alternate, ratio  # the bench is further down the house: for this page only
     from batchnorm.records import Measurement
 
-    costs: dict[str, dict[str, float]] = {}
+    costs: dict[str, dict[str, Cost]] = {}
     for layout, memory_format in _LAYOUTS.items():
         x = torch.randn(shape).contiguous(memory_format=memory_format)
         dy = torch.randn(shape).contiguous(memory_format=memory_format)
@@ -169,7 +172,9 @@ def measure_costs(rounds: int = 15, shape: tuple[int, ...] = SHAPE) -> dict[str,
         times = {name: Measurement("time", {}, samples) for name, samples in alternate(steps, rounds).items()}
         for name, measured in times.items():
             if name:
-                costs.setdefault(name, {})[layout] = ratio(measured, times[""])
+                each = [a / b for a, b in zip(measured.samples, times[""].samples, strict=True)]
+                low, _, high = quantiles(each, n=4) if len(each) > 1 else each * 3
+                costs.setdefault(name, {})[layout] = (ratio(measured, times[""]), low, high)
     return costs
 
 
@@ -184,12 +189,12 @@ def _step(layer: nn.Module, x: Tensor, dy: Tensor) -> Callable[[], Any]:
     return lambda: torch.autograd.grad([norm(leaf), before.weight], [leaf, *parameters], [dy, along])
 
 
-def _cost_lines(costs: Mapping[str, Mapping[str, float]], circumstances: str) -> list[str]:
+def _cost_lines(costs: Mapping[str, Mapping[str, Cost]], circumstances: str) -> list[str]:
     lines = [
         f"Forward and backward in training on {' x '.join(map(str, SHAPE))}, float32, as a multiple of the time of",
-        "`torch.nn.BatchNorm2d` in the same layout: the median of the ratios within each round, the contenders taking",
-        "turns in one process. No activation, except that `filter-response` has its own. `weight` is of a 3x3",
-        "convolution: its cost is that of computing the weight, and of a bias.",
+        "`torch.nn.BatchNorm2d` in the same layout: the median of the ratios within each round and their quartiles,",
+        "the contenders taking turns in one process. No activation, except that `filter-response` has its own.",
+        "`weight` is of a 3x3 convolution: its cost is that of computing the weight, and of a bias.",
         "",
         f"Measured on {circumstances}",
         "",
@@ -197,7 +202,7 @@ def _cost_lines(costs: Mapping[str, Mapping[str, float]], circumstances: str) ->
         "|---|--:|--:|",
     ]
     for name, by_layout in costs.items():
-        figures = " | ".join(f"{by_layout[layout]:.2f}" if layout in by_layout else "-" for layout in _LAYOUTS)
+        figures = " | ".join("{:.2f} ({:.2f}-{:.2f})".format(*by_layout[layout]) for layout in _LAYOUTS)
         lines.append(f"| `{name}` | {figures} |")
     return lines
 
