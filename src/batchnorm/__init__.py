@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
     from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
     from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+    from batchnorm.layers.dyt import DyT
+    from batchnorm.layers.family import make_norm
+    from batchnorm.layers.filter_response import FilterResponseNorm
     from batchnorm.layers.ghost import GhostBatchNorm, SplitBatchNorm
     from batchnorm.layers.masked import MaskedBatchNorm
     from batchnorm.layers.renorm import BatchRenorm, Ramp
     from batchnorm.layers.switches import no_update, use_batch_statistics
     from batchnorm.memory import keep_freed_memory
+    from batchnorm.optim import param_groups
 
 __version__ = "0.1.0"
 
@@ -29,17 +33,21 @@ _HOME = {
     "BatchNorm1d": "layers.batch",
     "BatchNorm2d": "layers.batch",
     "BatchNorm3d": "layers.batch",
-    "BatchRenorm": "layers.renorm",
-    "GhostBatchNorm": "layers.ghost",
-    "MaskedBatchNorm": "layers.masked",
-    "Ramp": "layers.renorm",
-    "SplitBatchNorm": "layers.ghost",
-    "no_update": "layers.switches",
-    "use_batch_statistics": "layers.switches",
-    "keep_freed_memory": "memory",
     "BatchNormError": "errors",
     "BatchNormWarning": "errors",
     "NonFiniteBatch": "errors",
+    "DyT": "layers.dyt",
+    "make_norm": "layers.family",
+    "FilterResponseNorm": "layers.filter_response",
+    "GhostBatchNorm": "layers.ghost",
+    "SplitBatchNorm": "layers.ghost",
+    "MaskedBatchNorm": "layers.masked",
+    "BatchRenorm": "layers.renorm",
+    "Ramp": "layers.renorm",
+    "no_update": "layers.switches",
+    "use_batch_statistics": "layers.switches",
+    "keep_freed_memory": "memory",
+    "param_groups": "optim",
     "functional": "",
     "kernels": "",
     "reference": "",
@@ -52,6 +60,8 @@ __all__ = [
     "BatchNormError",
     "BatchNormWarning",
     "BatchRenorm",
+    "DyT",
+    "FilterResponseNorm",
     "GhostBatchNorm",
     "MaskedBatchNorm",
     "NonFiniteBatch",
@@ -60,7 +70,9 @@ __all__ = [
     "functional",
     "keep_freed_memory",
     "kernels",
+    "make_norm",
     "no_update",
+    "param_groups",
     "reference",
     "use_batch_statistics",
 ]
