@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
     from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
     from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+    from batchnorm.layers.recurrent import BatchNormGRU, BatchNormLSTM
+    from batchnorm.layers.recurrent_cells import BatchNormGRUCell, BatchNormLSTMCell
     from batchnorm.layers.switches import no_update, use_batch_statistics
     from batchnorm.memory import keep_freed_memory
 
@@ -26,6 +28,10 @@ _HOME = {
     "BatchNorm1d": "layers.batch",
     "BatchNorm2d": "layers.batch",
     "BatchNorm3d": "layers.batch",
+    "BatchNormGRU": "layers.recurrent",
+    "BatchNormGRUCell": "layers.recurrent_cells",
+    "BatchNormLSTM": "layers.recurrent",
+    "BatchNormLSTMCell": "layers.recurrent_cells",
     "no_update": "layers.switches",
     "use_batch_statistics": "layers.switches",
     "keep_freed_memory": "memory",
@@ -42,6 +48,10 @@ __all__ = [
     "BatchNorm2d",
     "BatchNorm3d",
     "BatchNormError",
+    "BatchNormGRU",
+    "BatchNormGRUCell",
+    "BatchNormLSTM",
+    "BatchNormLSTMCell",
     "BatchNormWarning",
     "NonFiniteBatch",
     "functional",
