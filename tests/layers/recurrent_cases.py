@@ -45,9 +45,7 @@ class Norm:
         while row >= 0 and not self.seen[row]:
             row -= 1
         row = own if row < 0 else row
-        return reference.batch_norm_forward(
-            x, self.gamma, self.beta, self.eps, mu=self.mean[row], var=self.var[row]
-        ).y
+        return reference.batch_norm_forward(x, self.gamma, self.beta, self.eps, mu=self.mean[row], var=self.var[row]).y
 
 
 def array(tensor):

@@ -36,7 +36,7 @@ def test_gradients_against_differences(kind, training, batch):
     function, parameters = function_of(layer, shape)
     data = (x.data if batch == "packed" else x).requires_grad_()
     states = [state.requires_grad_() for state in tuple_of(states_of(kind, layer, 4))]
-    assert torch.autograd.gradcheck(function, (data, *states, *parameters), fast_mode=False)
+    assert torch.autograd.gradcheck(function, (data, *states, *parameters), fast_mode=True)
 
 
 @KINDS
@@ -45,7 +45,23 @@ def test_gradients_through_two_layers(kind):
     function, parameters = function_of(layer)
     x = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
     states = [state.requires_grad_() for state in tuple_of(states_of(kind, layer, 4))]
-    assert torch.autograd.gradcheck(function, (x, *states, *parameters))
+    assert torch.autograd.gradcheck(function, (x, *states, *parameters), fast_mode=True)
+
+
+@KINDS
+def test_every_gradient_of_a_cell(kind):
+    """The whole Jacobian, entry by entry, where it is small."""
+    cell = randomise(CELLS[kind](2, 2, dtype=torch.float64))
+    names = [name for name, _ in cell.named_parameters()]
+
+    def function(x, h, c, *parameters):
+        state = (h, c) if kind == "LSTM" else h
+        state = torch.func.functional_call(cell, dict(zip(names, parameters, strict=True)), (x, state), {"step": 1})
+        return state
+
+    inputs = [torch.randn(3, 2, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    parameters = [p.detach().clone().requires_grad_() for p in cell.parameters()]
+    assert torch.autograd.gradcheck(function, (*inputs, *parameters))
 
 
 @KINDS

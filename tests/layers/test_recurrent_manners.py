@@ -44,7 +44,7 @@ def test_bad_arguments(kind, arguments, sentence):
         ([1.0], "got a list"),
         (torch.zeros(7, 5, 2), r"the input has 2 features .*\[7, 5, 2\]\), but input_size is 3; use input_size=2"),
         (torch.zeros(0, 5, 3), r"the input of shape \[0, 5, 3\] has no time step"),
-        (torch.zeros(7, 5, 3, dtype=X) if (X := torch.float64) else None, "the input is torch.float64, the weights are"),
+        (torch.zeros(7, 5, 3, dtype=torch.float64), "the input is torch.float64, the weights are"),
         (torch.zeros(7, 5, 3, dtype=torch.long), "the input is torch.int64, the weights are torch.float32; convert"),
         (torch.zeros(7, 5, 3, device="meta"), r"the input is on meta, the weights are on cpu; move one of them"),
         (packed(sequences_of(size=2, dtype=torch.float32)), "the packed input has 2 features"),
@@ -151,18 +151,19 @@ def test_bfloat16(kind, batch, path):
     layer = randomise(LAYERS[kind](8, 24, bidirectional=True))
     half = copy.deepcopy(layer).bfloat16()
     layer = copy.deepcopy(half).float()
-    sequences = [s.bfloat16() for s in sequences_of([6, 5, 5, 3], 8)]
+    sequences = [s.bfloat16() for s in sequences_of([6, 5, 5, 3] * 6, 8)]
     for mode in (True, False):
         results = []
         for module, dtype in ((layer, torch.float32), (half, torch.bfloat16)):
             cast = [s[: 3 if batch == "dense" else None].to(dtype) for s in sequences]
-            output, last = module.train(mode)(packed(cast) if batch == "packed" else torch.stack(cast))
+            output, last = module.train(mode)(packed(cast) if batch == "packed" else torch.stack(cast, 1))
             output = output.data if batch == "packed" else output
             results.append([output, *tuple_of(last)])
             output.sum().backward()
         for actual, expected in zip(results[1], results[0], strict=True):
             assert actual.dtype == torch.bfloat16
             torch.testing.assert_close(actual.float(), expected, rtol=0.1, atol=0.1)
+            assert (actual.float() - expected).abs().mean() < 0.01
     assert half.norm_hh_l0.running_mean.dtype == torch.bfloat16
     assert torch.isfinite(half.weight_hh_l0.grad).all()
 
@@ -179,13 +180,18 @@ def test_autocast(kind, path):
     assert layer.norm_hh_l1.running_mean.dtype == layer.weight_ih_l0.grad.dtype == torch.float32
 
 
-@KINDS
-@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+SLOW = [("LSTM", False, True), ("GRU", True, True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "both"),
+    [("LSTM", True, False), ("GRU", False, False), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_compiled(kind, mode):
+def test_compiled(kind, mode, both):
     torch._dynamo.reset()
-    layer = randomise(LAYERS[kind](8, 24, bidirectional=True, max_length=3)).train(mode)
-    twin, x = copy.deepcopy(layer), torch.randn(4, 6, 8)
+    layer = randomise(LAYERS[kind](8, 24, bidirectional=both, max_length=2)).train(mode)
+    twin, x = copy.deepcopy(layer), torch.randn(3, 6, 8)
     compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
     for _ in range(2):
         expected, result = layer(x), compiled(x)
@@ -223,13 +229,13 @@ def test_empty_batch_in_evaluation(kind):
 
 @KINDS
 def test_remembers(kind):
-    """The sign of the first value, after 20 steps of noise: by chance the loss is 0.69."""
-    torch.manual_seed(3)
-    layer, head = LAYERS[kind](1, 16, max_length=20), nn.Linear(16, 1)
+    """The sign of the first value, after 12 steps of noise: by chance the loss is 0.69."""
+    torch.manual_seed(1)
+    layer, head = LAYERS[kind](1, 16, max_length=12), nn.Linear(16, 1)
     optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=0.02)
 
     def batch():
-        x = 0.3 * torch.randn(20, 64, 1)
+        x = 0.3 * torch.randn(12, 64, 1)
         label = (torch.rand(64) < 0.5).float()
         x[0, :, 0] = 2 * label - 1
         return x, label

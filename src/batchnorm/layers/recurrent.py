@@ -158,7 +158,7 @@ class Sequence(Recurrent):
                 f"{type(self).__name__}: a batch of one sequence has no statistics: the running ones normalise it, "
                 "and learn nothing from it; train with larger batches",
                 BatchNormWarning,
-                stacklevel=5,
+                stacklevel=7,  # the caller of the layer
             )
 
     def extra_repr(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -180,11 +179,16 @@ class Walk:
         """
         norm, features = self.norm, self.norm.num_features
 
-        def kind(step: int) -> tuple[int, bool, float]:
+        runs: list[tuple[int, int]] = []  # of steps that are alike: how many sequences, how many steps
+        before = None
+        for step, n in enumerate(sizes, self.first):
             beyond = step >= norm.max_length
-            return sizes[step - self.first], beyond, self._momentum(step) if self.update and not beyond else 0.0
-
-        runs = [(key[0], len(list(run))) for key, run in groupby(range(self.first, self.first + len(sizes)), kind)]
+            kind = n, beyond, self._momentum(step) if self.update and not beyond else 0.0
+            if kind == before:
+                runs[-1] = n, runs[-1][1] + 1
+            else:
+                runs.append((n, 1))
+            before = kind
         parts: list[Tensor] = []
         step = self.first
         for block, (n, steps) in zip(torch.split(x, [n * steps for n, steps in runs]), runs, strict=True):
