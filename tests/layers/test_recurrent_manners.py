@@ -192,7 +192,7 @@ def test_compiled(kind, mode, both):
     torch._dynamo.reset()
     layer = randomise(LAYERS[kind](8, 24, bidirectional=both, max_length=2)).train(mode)
     twin, x = copy.deepcopy(layer), torch.randn(3, 6, 8)
-    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(twin, fullgraph=True, backend="aot_eager" if both else "eager")
     for _ in range(2):
         expected, result = layer(x), compiled(x)
         for a, b in zip([result[0], *tuple_of(result[1])], [expected[0], *tuple_of(expected[1])], strict=True):

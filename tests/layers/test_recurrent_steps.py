@@ -87,9 +87,16 @@ def test_one_sequence_trains_with_running_statistics_and_says_so(kind, shape):
     assert record[0].filename == __file__
     assert not any(moved(layer, before))
     torch.testing.assert_close(result, layer.eval()(x)[0])  # and in evaluation it says nothing
+    with pytest.warns(bn.BatchNormWarning, match="of one sequence"), bn.use_batch_statistics(layer):
+        layer(x)
     for norm in layer.train().children():
         norm.statistics = "running"
     layer(x)
+    cell = CELLS[kind](3, 4, dtype=X)
+    with pytest.warns(bn.BatchNormWarning, match=f"BatchNorm{kind}Cell: a batch of one") as record:
+        cell(x[0])
+    assert record[0].filename == __file__
+    cell.eval()(x[0])
 
 
 @KINDS

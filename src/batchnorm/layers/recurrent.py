@@ -19,7 +19,7 @@ from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.layers.recurrent_cells import GRUStep, LSTMStep, Recurrent, States
 
 
-class Sequence(Recurrent):
+class Stack(Recurrent):
     """A stack of recurrent layers with the arguments of ``torch.nn.LSTM`` and ``torch.nn.GRU``."""
 
     num_layers: int
@@ -130,8 +130,8 @@ class Sequence(Recurrent):
 
     def _layers(self, data: Tensor, sizes: list[int], states: States) -> tuple[Tensor, States]:
         """Take rows, those of each step after those of the one before, through all layers and directions."""
-        if sizes[0] == 1 and self.training and not torch.compiler.is_compiling():
-            self._warn_of_one()
+        if sizes[0] == 1:
+            self._warn_of_one(stacklevel=7)
         reverse = _reversal(sizes, data.device) if self.bidirectional else None
         last: list[States] = []
         for layer in range(self.num_layers):
@@ -150,16 +150,6 @@ class Sequence(Recurrent):
             if self.dropout and layer < self.num_layers - 1:
                 data = F.dropout(data, self.dropout, self.training)
         return data, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
-
-    def _warn_of_one(self) -> None:
-        first = self.get_submodule(f"norm_ih{self.suffixes[0]}")
-        if first.statistics != "running":
-            warnings.warn(
-                f"{type(self).__name__}: a batch of one sequence has no statistics: the running ones normalise it, "
-                "and learn nothing from it; train with larger batches",
-                BatchNormWarning,
-                stacklevel=7,  # the caller of the layer
-            )
 
     def extra_repr(self) -> str:
         """Show torch's own words: what is not at its default.
@@ -192,7 +182,7 @@ def _node(module: Recurrent, input: Any, hx: Any) -> Any:
     return tracer.create_proxy("call_module", tracer.path_of_module(module), (input, hx), {})
 
 
-class BatchNormLSTM(LSTMStep, Sequence):
+class BatchNormLSTM(LSTMStep, Stack):
     """An LSTM with batch normalisation at every time step, used as ``torch.nn.LSTM`` is.
 
     >>> lstm = BatchNormLSTM(3, 5, max_length=40)
@@ -245,7 +235,7 @@ class BatchNormLSTM(LSTMStep, Sequence):
         return output, (h, c)
 
 
-class BatchNormGRU(GRUStep, Sequence):
+class BatchNormGRU(GRUStep, Stack):
     """A GRU with batch normalisation at every time step, used as ``torch.nn.GRU`` is.
 
     >>> gru = BatchNormGRU(3, 5, num_layers=2)

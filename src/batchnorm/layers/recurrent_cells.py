@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.layers.recurrent_norm import StepBatchNorm, Walk
 
 States = tuple[Tensor, ...]
@@ -61,7 +62,8 @@ class Recurrent(nn.Module):
         for parameter in self.parameters(recurse=False):
             nn.init.uniform_(parameter, -bound, bound)
         for module in self.children():
-            module.reset_parameters()  # type: ignore[operator]
+            if isinstance(module, StepBatchNorm):
+                module.reset_parameters()
 
     def _walk(self, suffix: str, data: Tensor, sizes: list[int], states: States, first: int) -> tuple[Tensor, States]:
         """Take ``states`` through the steps of ``data``, where the rows of each step follow those of the one before.
@@ -133,6 +135,18 @@ class Recurrent(nn.Module):
                 f"{what} is {data.dtype}, the weights are {weight.dtype}",
                 where=where,
                 do=f"convert one of them, e.g. with x.to({weight.dtype})",
+            )
+
+    def _warn_of_one(self, stacklevel: int) -> None:
+        """Say that one sequence alone has no statistics, if its batch's were asked for; the level is the caller's."""
+        norm = getattr(self, f"norm_ih{self.suffixes[0]}")
+        asked = norm.training if norm.statistics == "auto" else norm.statistics == "batch"
+        if asked and not torch.compiler.is_compiling():
+            warnings.warn(
+                f"{type(self).__name__}: a batch of one sequence has no statistics: the running ones normalise it, "
+                "and learn nothing from it; use larger batches",
+                BatchNormWarning,
+                stacklevel=stacklevel,
             )
 
     def _unpack(self, hx: Any) -> States:
@@ -250,6 +264,8 @@ class Cell(Recurrent):
             self._check_states(states, [*batch, self.hidden_size])
         if not batch:
             input, states = input.unsqueeze(0), tuple(state.unsqueeze(0) for state in states)
+        if input.shape[0] == 1:
+            self._warn_of_one(stacklevel=6)
         states = self._walk("", input, [input.shape[0]], states, step or 0)[1]
         return states if batch else tuple(state.squeeze(0) for state in states)
 
