@@ -49,9 +49,9 @@ def test_packed(kind, setting, training):
 
 
 @KINDS
-@pytest.mark.parametrize("max_length", [1, 3, 5])
-def test_steps_beyond_max_length(kind, max_length):
-    layer = LAYERS[kind](3, 4, dtype=torch.float64, max_length=max_length, bidirectional=True)
+@pytest.mark.parametrize(("max_length", "momentum"), [(1, 0.1), (3, 0.1), (5, 0.1), (3, 0.0), (3, None)])
+def test_steps_beyond_max_length(kind, max_length, momentum):
+    layer = LAYERS[kind](3, 4, dtype=torch.float64, max_length=max_length, bidirectional=True, momentum=momentum)
     for i in range(3):
         sequences = sequences_of()
         expected = numpy_run(layer, sequences)

@@ -182,8 +182,7 @@ class Walk:
         runs: list[tuple[int, int]] = []  # of steps that are alike: how many sequences, how many steps
         before = None
         for step, n in enumerate(sizes, self.first):
-            beyond = step >= norm.max_length
-            kind = n, beyond, self._momentum(step) if self.update and not beyond else 0.0
+            kind = n, self._momentum(step) if self.update and step < norm.max_length else None
             if kind == before:
                 runs[-1] = n, runs[-1][1] + 1
             else:
