@@ -76,8 +76,8 @@ class Recurrent(nn.Module):
             for name in ("ih", "hh", "c")
             if hasattr(self, f"norm_{name}{suffix}")
         }
-        products = F.linear(data, getattr(self, f"weight_ih{suffix}"))
-        inputs = norms["ih"].sequence(products, sizes, getattr(self, f"bias_ih{suffix}"))
+        weight, bias = getattr(self, f"weight_ih{suffix}"), getattr(self, f"bias_ih{suffix}")
+        inputs = norms["ih"].products(data, weight, sizes, bias)
         weight, beta = getattr(self, f"weight_hh{suffix}"), self._hidden_bias(suffix)
         outputs: list[Tensor] = []
         ended: list[States] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchnorm.checks import report_nonfinite
@@ -168,35 +169,48 @@ class Walk:
             self.taken.append((first, steps, finite))
         return y
 
-    def sequence(self, x: Tensor, sizes: list[int], bias: Tensor | None) -> list[Tensor]:
-        """Normalise all steps at once: ``x`` has ``sizes[0]`` rows of the first step, then ``sizes[1]`` and so on.
+    def products(self, data: Tensor, matrix: Tensor, sizes: list[int], bias: Tensor | None) -> list[Tensor]:
+        """Multiply and normalise all steps at once: ``data`` has ``sizes[0]`` rows of the first, then ``sizes[1]``.
 
         >>> walk = Walk(StepBatchNorm(2), length=3)
-        >>> [tuple(y.shape) for y in walk.sequence(torch.randn(9, 2), [4, 3, 2], None)]
+        >>> [tuple(y.shape) for y in walk.products(torch.randn(9, 5), torch.randn(2, 5), [4, 3, 2], None)]
         [(4, 2), (3, 2), (2, 2)]
 
-        Steps that are alike go through the kernel together, each step's channels being channels of their own.
+        Steps that are alike go through the kernel together, each step's channels being channels of their own. For
+        that the values of a sequence have to lie side by side; it costs least to bring them there before they are
+        multiplied, when they are few.
         """
-        norm, features = self.norm, self.norm.num_features
+        runs = self._runs(sizes)
+        if len(runs) < len(sizes):
+            blocks = torch.split(data, [n * steps for n, steps in runs])
+            data = torch.cat(
+                [
+                    b.view(steps, n, b.shape[1]).transpose(0, 1).flatten(0, 1)
+                    for b, (n, steps) in zip(blocks, runs, strict=True)
+                ]
+            )
+        products = F.linear(data, matrix)
+        features, step = matrix.shape[0], self.first
+        parts: list[Tensor] = []
+        for block, (n, steps) in zip(torch.split(products, [n * steps for n, steps in runs]), runs, strict=True):
+            y = self(block.view(n, steps * features), step, steps, bias)
+            # Unbound, and not indexed, so that the gradients of all steps are put together in one operation.
+            parts.extend(y.view(n, steps, features).unbind(1))
+            step += steps
+        return parts
 
-        runs: list[tuple[int, int]] = []  # of steps that are alike: how many sequences, how many steps
+    def _runs(self, sizes: list[int]) -> list[tuple[int, int]]:
+        """Return the runs of steps that are alike, as numbers of sequences and of steps."""
+        runs: list[tuple[int, int]] = []
         before = None
         for step, n in enumerate(sizes, self.first):
-            kind = n, self._momentum(step) if self.update and step < norm.max_length else None
+            kind = n, self._momentum(step) if self.update and step < self.norm.max_length else None
             if kind == before:
                 runs[-1] = n, runs[-1][1] + 1
             else:
                 runs.append((n, 1))
             before = kind
-        parts: list[Tensor] = []
-        step = self.first
-        for block, (n, steps) in zip(torch.split(x, [n * steps for n, steps in runs]), runs, strict=True):
-            wide = block.view(steps, n, features).transpose(0, 1).reshape(n, steps * features)
-            y = self(wide, step, steps, bias)
-            # Unbound, and not indexed, so that the gradients of all steps are put together in one operation.
-            parts.extend(y.view(n, steps, features).transpose(0, 1).contiguous().unbind(0))
-            step += steps
-        return parts
+        return runs
 
     def end(self) -> None:
         """Count the batches that were kept, and report those that were not finite."""
