@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from batchnorm.layers.filter_response import FilterResponseNorm
     from batchnorm.layers.ghost import GhostBatchNorm, SplitBatchNorm
     from batchnorm.layers.masked import MaskedBatchNorm
+    from batchnorm.layers.recurrent import BatchNormGRU, BatchNormLSTM
+    from batchnorm.layers.recurrent_cells import BatchNormGRUCell, BatchNormLSTMCell
     from batchnorm.layers.renorm import BatchRenorm, Ramp
     from batchnorm.layers.switches import no_update, use_batch_statistics
     from batchnorm.memory import keep_freed_memory
@@ -42,6 +44,10 @@ _HOME = {
     "GhostBatchNorm": "layers.ghost",
     "SplitBatchNorm": "layers.ghost",
     "MaskedBatchNorm": "layers.masked",
+    "BatchNormGRU": "layers.recurrent",
+    "BatchNormLSTM": "layers.recurrent",
+    "BatchNormGRUCell": "layers.recurrent_cells",
+    "BatchNormLSTMCell": "layers.recurrent_cells",
     "BatchRenorm": "layers.renorm",
     "Ramp": "layers.renorm",
     "no_update": "layers.switches",
@@ -58,6 +64,10 @@ __all__ = [
     "BatchNorm2d",
     "BatchNorm3d",
     "BatchNormError",
+    "BatchNormGRU",
+    "BatchNormGRUCell",
+    "BatchNormLSTM",
+    "BatchNormLSTMCell",
     "BatchNormWarning",
     "BatchRenorm",
     "DyT",
