@@ -16,9 +16,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
     from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
+    from batchnorm.layers.accumulate import accumulate
     from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+    from batchnorm.layers.domain import DomainBatchNorm, use_domain
+    from batchnorm.layers.frozen import FrozenBatchNorm
     from batchnorm.layers.switches import no_update, use_batch_statistics
     from batchnorm.memory import keep_freed_memory
+    from batchnorm.transforms.adapt import adapt
+    from batchnorm.transforms.freeze import freeze, unfreeze
 
 __version__ = "0.1.0"
 
@@ -26,8 +31,15 @@ _HOME = {
     "BatchNorm1d": "layers.batch",
     "BatchNorm2d": "layers.batch",
     "BatchNorm3d": "layers.batch",
+    "DomainBatchNorm": "layers.domain",
+    "FrozenBatchNorm": "layers.frozen",
+    "accumulate": "layers.accumulate",
     "no_update": "layers.switches",
     "use_batch_statistics": "layers.switches",
+    "use_domain": "layers.domain",
+    "adapt": "transforms.adapt",
+    "freeze": "transforms.freeze",
+    "unfreeze": "transforms.freeze",
     "keep_freed_memory": "memory",
     "BatchNormError": "errors",
     "BatchNormWarning": "errors",
@@ -43,13 +55,20 @@ __all__ = [
     "BatchNorm3d",
     "BatchNormError",
     "BatchNormWarning",
+    "DomainBatchNorm",
+    "FrozenBatchNorm",
     "NonFiniteBatch",
+    "accumulate",
+    "adapt",
+    "freeze",
     "functional",
     "keep_freed_memory",
     "kernels",
     "no_update",
     "reference",
+    "unfreeze",
     "use_batch_statistics",
+    "use_domain",
 ]
 
 

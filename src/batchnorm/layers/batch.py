@@ -15,6 +15,7 @@ from batchnorm.functional import normalize
 from batchnorm.kernels.native import ACTIVATIONS
 
 STATISTICS = ("auto", "batch", "running")
+ONE_VALUE = ("raise", "running")
 
 
 class _Fast(_BatchNorm):
@@ -29,6 +30,7 @@ class _Fast(_BatchNorm):
     statistics: str = "auto"
     update: bool | None = None
     nonfinite: str = "reject"
+    one_value: str = "raise"
     dimensions: tuple[int, ...] = ()  # of an input; empty: any from two up
 
     def __init__(
@@ -46,6 +48,7 @@ class _Fast(_BatchNorm):
         statistics: str = "auto",
         update: bool | None = None,
         nonfinite: str = "reject",
+        one_value: str = "raise",
         **of_torch: Any,
     ) -> None:
         # `bias=False` came with torch 2.13 and reaches it in of_torch.
@@ -56,12 +59,14 @@ class _Fast(_BatchNorm):
             ("statistics", statistics, STATISTICS),
             ("nonfinite", nonfinite, NONFINITE),
             ("update", update, (None, True, False)),
+            ("one_value", one_value, ONE_VALUE),
         ):
             if value not in choices:
                 options = ", ".join(map(repr, choices))
                 raise BatchNormError(f"{name} is {value!r}", where=where, do=f"use one of {options}")
         self.activation, self.negative_slope = activation, negative_slope
         self.statistics, self.update, self.nonfinite = statistics, update, nonfinite
+        self.one_value = one_value
 
     @property
     def learn(self) -> bool:
@@ -98,6 +103,8 @@ class _Fast(_BatchNorm):
         auto = self.statistics == "auto"
         from_batch = (self.training or not tracked) if auto else self._takes_batch()
         update = tracked and (self.training and self.track_running_stats if self.update is None else self.update)
+        if self.one_value == "running" and tracked and input.dim() > 1 and input.numel() == input.shape[1]:
+            from_batch = update = False  # one value is its own mean, and has no variance
         momentum = 0.0
         if update:
             momentum = self._factor() if self.momentum is None else self.momentum
@@ -185,7 +192,7 @@ class _Fast(_BatchNorm):
         """
         added = [
             f"{name}={getattr(self, name)!r}"
-            for name in ("activation", "negative_slope", "statistics", "update", "nonfinite")
+            for name in ("activation", "negative_slope", "statistics", "update", "nonfinite", "one_value")
             if getattr(self, name) != getattr(_Fast, name)
         ]
         torchs: str = super().extra_repr()  # type: ignore[no-untyped-call]
@@ -207,6 +214,9 @@ class BatchNorm1d(_Fast, nn.BatchNorm1d):
       batch's in training), ``update`` (True, False, or None: in training), ``learn`` (whether gamma and beta learn).
     - ``nonfinite``: what to do with a batch that has NaN or infinite moments: "reject" (warn) or "raise". Its
       statistics are never kept.
+    - ``one_value``: what to do with a batch that has one value per channel, such as a last batch of one example:
+      "raise", as torch does, or "running": normalise it with the running statistics, and learn nothing from it about
+      them.
     """
 
     dimensions = (2, 3)
