@@ -109,9 +109,10 @@ class FrozenBatchNorm(_Fast):
         """
         if torch.compiler.is_exporting():
             shape = [1, -1, *[1] * (input.dim() - 2)]
-            scale, shift = (constant.to(input.dtype).reshape(shape) for constant in self.scale_and_shift())
-            y = input * scale + shift
-            return activate(y if residual is None else y + residual, self.activation or "none", self.negative_slope)
+            scale, shift = (constant.reshape(shape) for constant in self.scale_and_shift())
+            z = input * scale + shift
+            z = z if residual is None else z + residual
+            return activate(z, self.activation or "none", self.negative_slope).to(input.dtype)
         y = super().forward(input, residual, **more)
         if not torch.compiler.is_compiling() and isinstance(input, Tensor) and self.seen != input.dim():
             self.seen = input.dim()

@@ -293,7 +293,7 @@ def _restore(path: str, layer: _Fast) -> Iterator[Change]:
         yield Change(path, "learn", learned, not learned)
     if memory["class"] is not type(layer):
         yield Change(path, "class", _name(type(layer)), _name(memory["class"]))
-        for name in memory["switches"]:  # a torch layer has none
+        for name in (*memory["switches"], "seen"):  # a torch layer has none of them
             layer.__dict__.pop(name, None)
         layer.__class__ = memory["class"]
     delattr(layer, _MEMORY)
