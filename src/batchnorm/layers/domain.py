@@ -74,6 +74,7 @@ class DomainBatchNorm(nn.Module):
             self._add(name, OneDomain(num_features, eps, momentum, affine != "none", **arguments))
         if len(names) == 1:
             self._domain = names[0]
+        self.register_load_state_dict_post_hook(_tie)  # type: ignore[no-untyped-call]
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -232,11 +233,9 @@ add_domain
             raise BatchNormError(
                 f"there is a domain {name!r} already", where="DomainBatchNorm", do="use each name once"
             )
-        if self.affine == "shared" and self._names:
-            first = self._of(self._names[0])
-            layer.weight, layer.bias = first.weight, first.bias
         self.add_module(f"domain_{name}", layer)
         self._names.append(name)
+        _tie(self)
 
     def _of(self, name: str) -> OneDomain:
         if name not in self._names:
@@ -292,6 +291,15 @@ def use_domain(model: nn.Module, name: str) -> Iterator[nn.Module]:
     finally:
         for layer, old in zip(layers, before, strict=True):
             layer.domain = old
+
+
+def _tie(layer: nn.Module, loaded: Any = None) -> None:
+    """Give all domains the first one's gamma and beta, if they share them; load_state_dict(assign=True) parts them."""
+    assert isinstance(layer, DomainBatchNorm)
+    if layer.affine == "shared":
+        first, *others = map(layer.layer_of, layer.domains)
+        for other in others:
+            other.weight, other.bias = first.weight, first.bias
 
 
 def _like(y: Tensor, input: Tensor) -> Tensor:
