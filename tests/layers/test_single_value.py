@@ -35,6 +35,9 @@ def test_two_values_are_a_batch(path):
     same(layer(x), stock(x))
     same(layer.running_var, stock.running_var)
     assert int(layer.num_batches_tracked) == 1
+    image = bn.BatchNorm2d(24, one_value="running")
+    image(torch.randn(1, 24, 1, 2))  # one example, but two values
+    assert int(image.num_batches_tracked) == 1
 
 
 @pytest.mark.parametrize("switches", [{"statistics": "batch"}, {"statistics": "running", "update": True}], ids=str)

@@ -261,6 +261,11 @@ def test_some_modules(chosen, expected):
     assert not expected or not home.is_frozen(half.get_submodule(expected[0]))
 
 
+def test_a_name_is_not_a_prefix():
+    _, report = bn.freeze(nn.Sequential(*[bn.BatchNorm1d(2) for _ in range(11)]), "1")
+    assert report.paths == ("1",)
+
+
 def test_a_shared_layer_is_frozen_once():
     shared = bn.BatchNorm1d(4)
     model = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared)})

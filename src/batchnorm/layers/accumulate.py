@@ -101,8 +101,8 @@ class accumulate:
     It serves torch's layers as well as ours, and layers that do not update (evaluation mode, frozen) stay as they are.
 
     What it cannot repair: each micro-batch is still normalised by its own moments, so outputs and gradients are those
-    of small batches, noisier than the full batch's. For that use larger batches, synchronised or ghost-free training
-    on more devices, batch renormalisation, or a norm that does not look across examples.
+    of small batches, noisier than the full batch's. For that use larger batches, statistics synchronised over several
+    devices, batch renormalisation, or a norm that does not look across examples.
 
     After an exception, or ``step.discard()`` (``with accumulate(model) as step``; for a step that a gradient scaler
     skips), the buffers are as they were. Inside the block they do not move, so an evaluation there sees the old ones.

@@ -167,8 +167,8 @@ add_domain
         if isinstance(domain, str):
             return cast(Tensor, self._of(domain)(input, residual))
         groups = self._groups(input, domain)
-        if len(groups) == 1:
-            return cast(Tensor, self._of(next(iter(groups)))(input, residual))
+        if len(groups) < 2:  # none in an empty batch, which is treated as one of the first domain
+            return cast(Tensor, self._of(next(iter(groups), self._names[0]))(input, residual))
         for name, rows in groups.items():
             self._check_group(name, len(rows), input)
         parts, order = [], []
@@ -182,7 +182,7 @@ add_domain
         y = torch.cat(parts)
         if order != sorted(order):
             y = y[torch.tensor(order, device=y.device).argsort()]
-        return _like(y, input)
+        return y
 
     def _groups(self, input: Tensor, domain: Any) -> dict[str, list[int]]:
         """Which rows belong to each domain, in the domains' own order."""
@@ -281,8 +281,6 @@ def use_domain(model: nn.Module, name: str) -> Iterator[nn.Module]:
     layers = [module for module in model.modules() if isinstance(module, DomainBatchNorm)]
     if not layers:
         raise BatchNormError("the model has no DomainBatchNorm", where="use_domain", do="put one where domains differ")
-    for layer in layers:
-        layer.layer_of(name)
     before = [layer.domain for layer in layers]
     try:
         for layer in layers:
@@ -300,11 +298,3 @@ def _tie(layer: nn.Module, loaded: Any = None) -> None:
         first, *others = map(layer.layer_of, layer.domains)
         for other in others:
             other.weight, other.bias = first.weight, first.bias
-
-
-def _like(y: Tensor, input: Tensor) -> Tensor:
-    """Give the output the memory layout of the input."""
-    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
-    if layout is not None and input.is_contiguous(memory_format=layout) and not input.is_contiguous():
-        return y.contiguous(memory_format=layout)
-    return y.contiguous() if input.is_contiguous() else y
