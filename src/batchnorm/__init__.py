@@ -19,9 +19,16 @@ if TYPE_CHECKING:
     from batchnorm.layers.accumulate import accumulate
     from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
     from batchnorm.layers.domain import DomainBatchNorm, use_domain
+    from batchnorm.layers.dyt import DyT
+    from batchnorm.layers.family import make_norm
+    from batchnorm.layers.filter_response import FilterResponseNorm
     from batchnorm.layers.frozen import FrozenBatchNorm
+    from batchnorm.layers.ghost import GhostBatchNorm, SplitBatchNorm
+    from batchnorm.layers.masked import MaskedBatchNorm
+    from batchnorm.layers.renorm import BatchRenorm, Ramp
     from batchnorm.layers.switches import no_update, use_batch_statistics
     from batchnorm.memory import keep_freed_memory
+    from batchnorm.optim import param_groups
     from batchnorm.transforms.adapt import adapt
     from batchnorm.transforms.freeze import freeze, unfreeze
 
@@ -31,19 +38,28 @@ _HOME = {
     "BatchNorm1d": "layers.batch",
     "BatchNorm2d": "layers.batch",
     "BatchNorm3d": "layers.batch",
-    "DomainBatchNorm": "layers.domain",
-    "FrozenBatchNorm": "layers.frozen",
-    "accumulate": "layers.accumulate",
-    "no_update": "layers.switches",
-    "use_batch_statistics": "layers.switches",
-    "use_domain": "layers.domain",
-    "adapt": "transforms.adapt",
-    "freeze": "transforms.freeze",
-    "unfreeze": "transforms.freeze",
-    "keep_freed_memory": "memory",
     "BatchNormError": "errors",
     "BatchNormWarning": "errors",
     "NonFiniteBatch": "errors",
+    "accumulate": "layers.accumulate",
+    "DomainBatchNorm": "layers.domain",
+    "use_domain": "layers.domain",
+    "DyT": "layers.dyt",
+    "make_norm": "layers.family",
+    "FilterResponseNorm": "layers.filter_response",
+    "FrozenBatchNorm": "layers.frozen",
+    "GhostBatchNorm": "layers.ghost",
+    "SplitBatchNorm": "layers.ghost",
+    "MaskedBatchNorm": "layers.masked",
+    "BatchRenorm": "layers.renorm",
+    "Ramp": "layers.renorm",
+    "no_update": "layers.switches",
+    "use_batch_statistics": "layers.switches",
+    "keep_freed_memory": "memory",
+    "param_groups": "optim",
+    "adapt": "transforms.adapt",
+    "freeze": "transforms.freeze",
+    "unfreeze": "transforms.freeze",
     "functional": "",
     "kernels": "",
     "reference": "",
@@ -55,16 +71,25 @@ __all__ = [
     "BatchNorm3d",
     "BatchNormError",
     "BatchNormWarning",
+    "BatchRenorm",
     "DomainBatchNorm",
+    "DyT",
+    "FilterResponseNorm",
     "FrozenBatchNorm",
+    "GhostBatchNorm",
+    "MaskedBatchNorm",
     "NonFiniteBatch",
+    "Ramp",
+    "SplitBatchNorm",
     "accumulate",
     "adapt",
     "freeze",
     "functional",
     "keep_freed_memory",
     "kernels",
+    "make_norm",
     "no_update",
+    "param_groups",
     "reference",
     "unfreeze",
     "use_batch_statistics",

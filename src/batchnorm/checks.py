@@ -9,6 +9,7 @@ from torch import Tensor
 
 from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
 from batchnorm.kernels.native import ACTIVATIONS
+from batchnorm.moments import Moments
 
 NONFINITE = ("reject", "raise")
 
@@ -46,8 +47,9 @@ def check(
     activation: str,
     residual: Tensor | None,
     where: str,
+    alone: bool = True,
 ) -> None:
-    """Refuse a call that cannot be right, in one sentence.
+    """Refuse a call that cannot be right, in one sentence; ``alone``: no other process adds to this batch.
 
     >>> check(torch.zeros(1, 3), None, None, None, None, True, 1e-5, "none", None, "bn1")
     Traceback (most recent call last):
@@ -88,7 +90,7 @@ size [1, 3]: one value is its own mean, so the output would be the bias whatever
             f"expected a floating-point input, got {x.dtype}", where=where, do="convert it with x.float()"
         )
     if training:
-        if channels and x.numel() == channels:
+        if alone and channels and x.numel() == channels:
             raise BatchNormError(
                 f"Expected more than 1 value per channel when training, got input size {list(x.shape)}: one value "
                 "is its own mean, so the output would be the bias whatever the input",
@@ -124,6 +126,66 @@ size [1, 3]: one value is its own mean, so the output would be the bias whatever
         raise BatchNormError(
             f"the input is on {x.device}, but the residual is on {residual.device}", where=where, do="move one of them"
         )
+
+
+def check_statistics(
+    x: Tensor,
+    training: bool,
+    mask: Tensor | None,
+    groups: int,
+    moments: Moments | None,
+    reduce: object,
+    where: str,
+) -> None:
+    """Refuse a mask, groups or moments that leave a channel with too few values, or do not go together.
+
+    >>> check_statistics(torch.zeros(3, 4), True, None, 2, None, None, "bn1")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: bn1: Expected more than 1 value per channel when training, but 3 samples in 2 \
+groups leave a group with 1; use fewer groups or larger batches
+    """
+    if reduce is not None and (moments is None or groups > 1):
+        raise BatchNormError("reduce needs the merged moments, and one group", where=where, do="pass moments=")
+    if not training:
+        return
+    shape = (x.shape[1],) if groups == 1 else (groups, x.shape[1])
+    if moments is not None and (moments.mean.shape != shape or moments.var.shape != shape):
+        raise BatchNormError(
+            f"the moments have shapes {list(moments.mean.shape)} and {list(moments.var.shape)}, expected {list(shape)}",
+            where=where,
+            do="use functional.moments(x) with the same groups",
+        )
+    if groups < 1 or int(groups) != groups:
+        raise BatchNormError(f"groups is {groups!r}", where=where, do="use a whole number from 1 up")
+    least = x.shape[0] // groups * x.shape[2:].numel()
+    if groups > 1 and least < 2:
+        raise BatchNormError(
+            f"Expected more than 1 value per channel when training, but {x.shape[0]} samples in {groups} groups leave "
+            f"a group with {least}",
+            where=where,
+            do="use fewer groups or larger batches",
+        )
+    if mask is None or reduce is not None or torch.compiler.is_compiling() or not _readable(mask):
+        return
+    counts = [int(part.sum()) for part in mask.tensor_split([g * len(mask) // groups for g in range(1, groups)])]
+    if min(counts) < 2:
+        raise BatchNormError(
+            f"Expected more than 1 value per channel when training, but the mask leaves {min(counts)} of the "
+            f"{mask.numel() // groups} in " + ("the batch" if groups == 1 else "a group"),
+            where=where,
+            do='drop such batches, or normalise with running statistics (eval(), or statistics="running")',
+        )
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Whether a look at the values costs no wait and disturbs no transformation."""
+    return (
+        type(tensor) is Tensor
+        and tensor.device.type == "cpu"
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._get_tracing_state() is None
+    )
 
 
 def check_dtypes(

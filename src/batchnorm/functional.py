@@ -1,23 +1,24 @@
-"""``batch_norm`` as a function: autograd over a kernel, and the one place that chooses native or torch."""
+"""``batch_norm`` as a function of tensors: the one place that chooses native or torch."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.graph import increment_version
 
 from batchnorm import kernels
-from batchnorm.checks import NONFINITE, check, check_dtypes, report_nonfinite
+from batchnorm.checks import NONFINITE, check, check_dtypes, check_statistics, report_nonfinite
 from batchnorm.errors import BatchNormError
-from batchnorm.kernels import fallback, native
-from batchnorm.kernels.native import ACTIVATIONS, AUX_NONE, AUX_OUTPUT, AUX_RESIDUAL
+from batchnorm.kernels import differentiable, fallback
+from batchnorm.kernels.differentiable import CODES, Setting
+from batchnorm.kernels.native import ACTIVATIONS
+from batchnorm.masks import as_mask
+from batchnorm.moments import Moments, merged, update_running
 
-__all__ = ["batch_norm"]
+__all__ = ["Moments", "batch_norm", "moments"]
 
-_CODES = {torch.float32: 0, torch.bfloat16: 1}
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _PLAIN = (Tensor, torch.nn.Parameter)
 _LANES = 16  # the widest vector; a tensor smaller than that is not worth a kernel
@@ -37,6 +38,10 @@ def batch_norm(
     residual: Tensor | None = None,
     negative_slope: float = 0.01,
     nonfinite: str = "reject",
+    mask: Tensor | None = None,
+    groups: int = 1,
+    moments: Moments | None = None,
+    reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Normalise each channel of ``x``, then add ``residual`` and apply ``activation``, in one pass.
 
@@ -50,15 +55,47 @@ def batch_norm(
     of relu, relu6, leaky_relu (with ``negative_slope``), silu, none. A batch whose moments are not finite never
     reaches the running statistics: ``nonfinite="reject"`` leaves them as they were and warns, ``"raise"`` raises
     `NonFiniteBatch` (in a compiled graph both only leave them).
+
+    Four arguments say what a batch is. ``mask`` marks the positions that count (see `batchnorm.masks.as_mask`): the
+    others are not looked at, and are zero in the output and in the gradients. ``groups`` splits the samples, in their
+    order, into that many groups, each with statistics of its own; the running statistics are those of all of them
+    together. ``moments`` are the batch's own, if they are known already. If they were merged from several processes,
+    ``reduce`` adds up their backward sums: it takes a float64 tensor and returns the sum of everyone's, and
+    ``moments.count`` counts everyone's values; it must be differentiable itself if a second derivative is wanted.
     """
     if nonfinite not in NONFINITE:
         raise BatchNormError(f"nonfinite is {nonfinite!r}", where="batch_norm", do="use 'reject' or 'raise'")
     y, finite = normalize(
-        x, running_mean, running_var, weight, bias, training, momentum, eps, activation, residual, negative_slope
-    )
+        x, running_mean, running_var, weight, bias, training, momentum, eps, activation, residual, negative_slope,
+        "batch_norm", mask, groups, moments, reduce,
+    )  # fmt: skip
     if finite is not None and not torch.compiler.is_compiling():
         report_nonfinite(finite, nonfinite, "batch_norm")
     return y
+
+
+@torch.no_grad()
+def moments(x: Tensor, *, mask: Tensor | None = None, groups: int = 1) -> Moments:
+    """Return how many values each channel has, their mean and their biased variance, in float64.
+
+    >>> moments(torch.tensor([[1.0, 0.0], [3.0, 0.0]])).mean
+    tensor([2., 0.], dtype=torch.float64)
+
+    With ``groups`` above 1, mean and variance have the shape (groups, channels). Nothing flows back through them: give
+    them to `batch_norm` instead. An empty batch has a count, a mean and a variance of zero.
+    """
+    if mask is not None:
+        mask = as_mask(mask, x, "moments")
+    kernel = kernels.kernel()
+    if kernel is None or not _serves(x, None, None, None, None, None) or not _serves_mask(x, mask):
+        found = fallback.moments(x, mask, groups)
+    else:
+        x, like, _ = _dense(x, mask is not None)
+        marks = None if mask is None else mask.contiguous().view(torch.uint8)
+        setting = Setting(kernel.run, like, None, True, 0.0, 0.0, 0.0, "none", None, None, groups, x.shape[0], marks)
+        both = differentiable.moments(x, setting)
+        found = Moments(fallback.counts(x, mask, groups), both[:, 0], both[:, 1])
+    return found if groups > 1 else Moments(found.count[0], found.mean[0], found.var[0])
 
 
 def normalize(
@@ -74,6 +111,10 @@ def normalize(
     residual: Tensor | None,
     negative_slope: float,
     where: str = "batch_norm",
+    mask: Tensor | None = None,
+    groups: int = 1,
+    moments: Moments | None = None,
+    reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | bool | None]:
     """Do what `batch_norm` does, and return the output together with what became of the running statistics.
 
@@ -87,6 +128,11 @@ def normalize(
     """
     name = activation or "none"
     kernel = kernels.kernel()
+    plain = mask is None and groups == 1 and moments is None and reduce is None
+    if not plain:
+        if mask is not None:
+            mask = as_mask(mask, x, where)
+        check_statistics(x, training, mask, groups, moments, reduce, where)
     if (
         kernel is None
         or not _serves(x, running_mean, running_var, weight, bias, residual)
@@ -95,33 +141,81 @@ def normalize(
         or negative_slope < 0  # then the output's sign does not tell the input's
         or eps <= 0
         or name not in ACTIVATIONS
+        or not (plain or _serves_mask(x, mask))
     ):
         # What is wrong ends here, in a sentence; what is right but not the kernel's goes to torch.
         if torch._C._get_tracing_state() is None:  # else sizes are tensors, and looking at them warns
-            check(x, running_mean, running_var, weight, bias, training, eps, name, residual, where)
+            alone = training and reduce is None
+            check(x, running_mean, running_var, weight, bias, training, eps, name, residual, where, alone)
         check_dtypes(x, running_mean, running_var, weight, bias, where)
-        return fallback.batch_norm(
-            x, running_mean, running_var, weight, bias, training, momentum, eps, name, residual, negative_slope
-        )
-    x, like, layout = _dense(x)
+        if plain:
+            return fallback.batch_norm(
+                x, running_mean, running_var, weight, bias, training, momentum, eps, name, residual, negative_slope
+            )
+        return _in_torch(
+            x, running_mean, running_var, weight, bias, training, momentum, eps, name, residual, negative_slope,
+            mask, groups, moments, reduce,
+        )  # fmt: skip
+    x, like, layout = _dense(x, mask is not None)
     if residual is not None and residual.stride() != x.stride():
         residual = torch.empty_like(x).copy_(residual)
     slope = negative_slope if name == "leaky_relu" else 0.0
-    setting = (kernel.run, like, layout, training, momentum, eps, slope, name)
-    if torch.is_grad_enabled() and (
-        x.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-        or (residual is not None and residual.requires_grad)
-    ):
-        status: list[int] = []
-        y = _Native.apply(x, weight, bias, residual, running_mean, running_var, setting, status)  # type: ignore[no-untyped-call]
-        code = status[0]
+    by_kernel = moments is None and groups == 1
+    buffers = (running_mean, running_var) if by_kernel or not training else (None, None)
+    if plain:
+        setting = Setting(kernel.run, like, layout, training, momentum, eps, slope, name, running_mean, running_var)
     else:
-        y, _, code = _forward(x, weight, bias, residual, running_mean, running_var, setting)
-    if not training or running_mean is None:
+        marks = None if mask is None else mask.contiguous().view(torch.uint8)
+        if not training:
+            groups = 1
+        setting = Setting(
+            kernel.run, like, layout, training, momentum, eps, slope, name, *buffers, groups, x.shape[0], marks,
+            moments, reduce,
+        )  # fmt: skip
+    y, status, found = differentiable.differentiable(x, weight, bias, residual, setting)
+    if not training or running_mean is None or running_var is None:
         return y, None
-    return y, code == 0
+    if by_kernel:
+        return y, status == 0
+    if moments is None:
+        assert found is not None
+        moments = Moments(fallback.counts(x, mask, groups), found[:, 0], found[:, 1])
+    return y, update_running(running_mean, running_var, merged(moments), momentum)
+
+
+def _in_torch(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    activation: str,
+    residual: Tensor | None,
+    negative_slope: float,
+    mask: Tensor | None,
+    groups: int,
+    moments: Moments | None,
+    reduce: Callable[[Tensor], Tensor] | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Normalise with a mask, groups or statistics of several processes, in torch's operators."""
+    rest = (weight, bias, eps, activation, residual, negative_slope, mask)
+    if not training:
+        return fallback.composite(x, running_mean, running_var, *rest), None
+    if reduce is None:
+        y = fallback.composite(x, None, None, *rest, groups)
+    else:
+        assert moments is not None
+        y = fallback.Staged.apply(  # type: ignore[no-untyped-call]
+            x, weight, bias, residual, moments, eps, activation, negative_slope, mask, reduce
+        )
+    if running_mean is None or running_var is None:
+        return y, None
+    if moments is None:
+        moments = fallback.moments(x, mask, groups)
+    return y, update_running(running_mean, running_var, merged(moments), momentum)
 
 
 def _serves(
@@ -139,7 +233,7 @@ def _serves(
         or torch._C._get_tracing_state() is not None  # before any size is read: a tracer's sizes are tensors
         or type(x) not in _PLAIN
         or not x.is_cpu
-        or dtype not in _CODES
+        or dtype not in CODES
         or x.dim() < 2
     ):
         return False
@@ -167,228 +261,31 @@ def _serves(
     )
 
 
-def _dense(x: Tensor) -> tuple[Tensor, tuple[int, int, int], torch.memory_format | None]:
+def _serves_mask(x: Tensor, mask: Tensor | None) -> bool:
+    """Whether the kernel can skip what a mask leaves out: it needs long rows of positions, or of channels."""
+    if mask is None:
+        return True
+    positions = x.numel() // (x.shape[0] * x.shape[1])
+    return type(mask) in _PLAIN and mask.is_cpu and (positions >= _LANES or x.shape[1] >= _LANES)
+
+
+def _dense(x: Tensor, masked: bool) -> tuple[Tensor, tuple[int, int, int], torch.memory_format | None]:
     """Return the tensor in a layout the kernel reads, that layout as (batch, channels, positions), and the memory
     format to give the results if the kernel does not read the one of ``x``.
     """
     shape = x.shape
     batch, channels = shape[0], shape[1]
-    if x.is_contiguous():
-        return x, (batch, channels, x.numel() // (batch * channels)), None
     dims = x.dim()
+    if x.is_contiguous():
+        positions = x.numel() // (batch * channels)
+        if masked and 1 < positions < _LANES:  # too short for masked runs: rows of channels instead
+            x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+            return x, (batch * positions, channels, 1), torch.contiguous_format
+        return x, (batch, channels, positions), None
     if dims > 2 and channels >= _LANES and x.movedim(1, -1).is_contiguous():
         return x, (x.numel() // channels, channels, 1), None
     layout = _CHANNELS_LAST.get(dims) if x.stride(1) == 1 and x.stride(-1) >= channels else None
     if layout is not None and channels >= _LANES:
         return x.contiguous(memory_format=layout), (x.numel() // channels, channels, 1), None
-    return x.contiguous(), (batch, channels, x.numel() // (batch * channels)), layout
-
-
-def _forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    setting: tuple[Any, ...],
-) -> tuple[Tensor, Tensor, int]:
-    run, like, layout, training, momentum, eps, slope, name = setting
-    activation, cap = ACTIVATIONS[name]
-    y = torch.empty_like(x)
-    saved = torch.empty((native.SAVED_ROWS, like[1]), dtype=torch.float32, device="cpu")
-    weight32, bias32 = _float32(weight), _float32(bias)
-    mean32, var32 = _float32(running_mean), _float32(running_var)
-    code = run(
-        native.pack_arguments(
-            native.TRAIN if training else native.EVAL,
-            _CODES[x.dtype],
-            activation,
-            AUX_NONE if residual is None else AUX_RESIDUAL,
-            torch.get_num_threads(),
-            *like,
-            x.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
-            0,
-            y.data_ptr(),
-            0,
-            0 if weight32 is None else weight32.data_ptr(),
-            0 if bias32 is None else bias32.data_ptr(),
-            0 if mean32 is None else mean32.data_ptr(),
-            0 if var32 is None else var32.data_ptr(),
-            saved.data_ptr(),
-            0,
-            0,
-            eps,
-            momentum,
-            slope,
-            cap,
-        )
-    )
-    _done(code, x)
-    if training and code == 0:
-        for buffer, copy in ((running_mean, mean32), (running_var, var32)):
-            if buffer is not None and copy is not None:
-                if copy is not buffer:
-                    buffer.copy_(copy)
-                else:
-                    increment_version(buffer)
-    if layout is not None:
-        y = y.contiguous(memory_format=layout)
-    return y, saved, code
-
-
-class _Native(torch.autograd.Function):
-    """The kernel's two directions. A second derivative is taken of `fallback.composite`."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        setting: tuple[Any, ...],
-        status: list[int],
-    ) -> Tensor:
-        y, saved, code = _forward(x, weight, bias, residual, running_mean, running_var, setting)
-        status.append(code)
-        # With a residual, the activation's slope is told by the output (or, for silu, by the residual); without
-        # one, by x, which is needed anyway.
-        name = setting[-1]
-        if residual is None or name == "none":
-            ctx.aux, auxiliary = AUX_NONE, None
-        elif name == "silu":
-            ctx.aux, auxiliary = AUX_RESIDUAL, residual
-        else:
-            ctx.aux, auxiliary = AUX_OUTPUT, y
-        ctx.setting, ctx.strides = setting, x.stride()
-        ctx.save_for_backward(x, weight, bias, saved, auxiliary)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        if torch.is_grad_enabled() or _transformed(dy):
-            return _differentiable_backward(ctx, dy)
-        x, weight, bias, saved, auxiliary = ctx.saved_tensors
-        run, like, layout, training, _, eps, slope, name = ctx.setting
-        activation, cap = ACTIVATIONS[name]
-        needs = ctx.needs_input_grad
-        if x.stride() != ctx.strides:  # hooks on saved tensors may give back other strides
-            x = x.new_empty_strided(x.shape, ctx.strides).copy_(x)
-        if auxiliary is not None and auxiliary.stride() != ctx.strides:
-            auxiliary = torch.empty_like(x).copy_(auxiliary)
-        if dy.stride() != ctx.strides:
-            dy = torch.empty_like(x).copy_(dy)
-        dx = torch.empty_like(x)
-        dweight = torch.empty_like(weight, dtype=torch.float32) if weight is not None and needs[1] else None
-        dbias = torch.empty_like(bias, dtype=torch.float32) if bias is not None and needs[2] else None
-        masked = needs[3] and name != "none"
-        dresidual = torch.empty_like(x) if masked else None
-        code = run(
-            native.pack_arguments(
-                native.BACKWARD_TRAIN if training else native.BACKWARD_EVAL,
-                _CODES[x.dtype],
-                activation,
-                ctx.aux,
-                torch.get_num_threads(),
-                *like,
-                x.data_ptr(),
-                0 if auxiliary is None else auxiliary.data_ptr(),
-                dy.data_ptr(),
-                dx.data_ptr(),
-                0 if dresidual is None else dresidual.data_ptr(),
-                0,
-                0,
-                0,
-                0,
-                saved.data_ptr(),
-                0 if dweight is None else dweight.data_ptr(),
-                0 if dbias is None else dbias.data_ptr(),
-                eps,
-                0.0,
-                slope,
-                cap,
-            )
-        )
-        _done(code, x)
-        if layout is not None:
-            dx = dx.contiguous(memory_format=layout)
-        return (
-            dx if needs[0] else None,
-            None if dweight is None else dweight.to(weight.dtype),
-            None if dbias is None else dbias.to(bias.dtype),
-            (dresidual if masked else dy) if needs[3] else None,
-            None,
-            None,
-            None,
-            None,
-        )
-
-
-def _done(code: int, x: Tensor) -> None:
-    """Raise if the kernel could not do its work: its outputs are then not to be looked at."""
-    if code == -1:
-        raise MemoryError(f"no memory for the statistics of a batch of shape {list(x.shape)}")
-    if code < 0:
-        raise BatchNormError(f"the kernel refused an input of shape {list(x.shape)} (code {code})")
-
-
-def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    """Return gradients that have gradients: differentiate the definition, written out in elementary operations."""
-    again = torch.is_grad_enabled()
-    needs = ctx.needs_input_grad
-    with torch.enable_grad():
-        # Views, so that a tensor given twice, as input and as residual, has two gradients and not twice their sum.
-        views: list[Any] = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
-        x, weight, bias, saved, auxiliary = views
-        _, _, _, training, _, eps, slope, name = ctx.setting
-        mean = var = None
-        if not training:
-            mean = saved[0] + saved[1]
-            var = saved[4].double().pow(-2).sub(eps).to(saved.dtype)
-        if ctx.aux == AUX_OUTPUT:
-            # The slope of a piecewise linear activation is a constant; the output tells which piece.
-            inner, residual = "none", None
-            dz = dy * _slope(auxiliary, name, slope)
-        else:
-            inner, residual, dz = name, auxiliary, dy
-        inputs = [t for t, wanted in ((x, needs[0]), (weight, needs[1]), (bias, needs[2])) if wanted]
-        if residual is not None and needs[3]:
-            inputs.append(residual)
-        grads: list[Any] = []
-        if inputs:
-            y = fallback.composite(x, mean, var, weight, bias, eps, inner, residual, slope)
-            grads = list(torch.autograd.grad(y, inputs, dz, create_graph=again, allow_unused=True))
-    dx = grads.pop(0) if needs[0] else None
-    dweight = grads.pop(0) if needs[1] else None
-    dbias = grads.pop(0) if needs[2] else None
-    dresidual = None
-    if needs[3]:
-        dresidual = grads.pop(0) if residual is not None else dz
-    return dx, dweight, dbias, dresidual, None, None, None, None
-
-
-def _transformed(dy: Tensor) -> bool:
-    """Whether a gradient is more than its numbers: batched by vmap, or carrying a tangent."""
-    return (
-        torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch._C._functorch.is_legacy_batchedtensor(dy)  # is_grads_batched
-    )
-
-
-def _slope(y: Tensor, activation: str, negative_slope: float) -> Tensor:
-    if activation == "relu6":
-        return ((y > 0) & (y < 6)).to(y.dtype)
-    low = negative_slope if activation == "leaky_relu" else 0.0
-    return torch.where(y > 0, 1.0, low).to(y.dtype)
-
-
-def _float32(tensor: Tensor | None) -> Tensor | None:
-    """Return the tensor as the kernel reads it; bfloat16 parameters and odd strides cost a small copy."""
-    if tensor is None or (tensor.dtype == torch.float32 and tensor.is_contiguous()):
-        return tensor
-    return tensor.detach().to(torch.float32).contiguous()
+    dense, like, again = _dense(x.contiguous(), masked)
+    return dense, like, layout or again

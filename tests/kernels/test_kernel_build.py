@@ -154,14 +154,15 @@ def fields():
 def test_the_struct_has_the_fields_that_python_packs():
     names = fields()
     assert names[:8] == ["operation", "dtype", "activation", "aux", "threads", "batch", "channels", "positions"]
-    assert names[-4:] == ["eps", "momentum", "slope", "cap"]
+    assert names[-5:] == ["eps", "momentum", "slope", "cap", "total"]
     layout = native.pack_arguments.__self__
     assert len(names) == len(layout.unpack(bytes(layout.size)))
 
 
 def test_the_struct_and_the_constants_are_the_compilers_too(tmp_path):
     names = fields()
-    constants = ["BN_ABI", "BN_SAVED_ROWS", "BN_TRAIN", "BN_EVAL", "BN_BACKWARD_TRAIN", "BN_BACKWARD_EVAL"]
+    constants = ["BN_ABI", "BN_SAVED_ROWS", "BN_TRAIN", "BN_EVAL", "BN_MOMENTS", "BN_APPLY"]
+    constants += ["BN_BACKWARD_TRAIN", "BN_BACKWARD_EVAL", "BN_GRAD_SUMS", "BN_GRAD_APPLY"]
     constants += ["BN_AUX_NONE", "BN_AUX_OUTPUT", "BN_AUX_RESIDUAL", "BN_NONE", "BN_RELU", "BN_CLIPPED", "BN_SILU"]
     lines = [f'printf("%d\\n", (int)offsetof(bn_args, {name}));' for name in names]
     lines += ['printf("%d\\n", (int)sizeof(bn_args));', *(f'printf("%d\\n", (int){name});' for name in constants)]
@@ -171,7 +172,7 @@ def test_the_struct_and_the_constants_are_the_compilers_too(tmp_path):
     told = [int(line) for line in subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()]
     layout = native.pack_arguments.__self__
     # Every field is eight bytes, so a field's place is its number times eight, and the formats tell which are doubles.
-    assert layout.format == f"{len(names) - 4}q4d"
+    assert layout.format == f"{len(names) - 5}q5d"
     assert told[: len(names)] == [8 * i for i in range(len(names))]
     assert told[len(names)] == layout.size
     codes = {name: native.ACTIVATIONS[name][0] for name in ("none", "relu", "relu6", "silu")}
@@ -180,8 +181,12 @@ def test_the_struct_and_the_constants_are_the_compilers_too(tmp_path):
         native.SAVED_ROWS,
         native.TRAIN,
         native.EVAL,
+        native.MOMENTS,
+        native.APPLY,
         native.BACKWARD_TRAIN,
         native.BACKWARD_EVAL,
+        native.GRAD_SUMS,
+        native.GRAD_APPLY,
         native.AUX_NONE,
         native.AUX_OUTPUT,
         native.AUX_RESIDUAL,
@@ -193,7 +198,7 @@ def test_the_struct_and_the_constants_are_the_compilers_too(tmp_path):
 @pytest.mark.parametrize("shape", [(0, 32, 5), (2, 0, 5), (2, 32, 0), (64, 1, 1), (64, 3, 1), (9, 1, 3)])
 def test_a_shape_it_does_not_serve_is_refused(shape):
     """Nothing is read: all addresses are 0."""
-    assert kernels.kernel().run(native.pack_arguments(0, 0, 0, 0, 1, *shape, *[0] * 12, 1e-5, 0.1, 0.0, 0.0)) == -2
+    assert kernels.kernel().run(native.pack_arguments(0, 0, 0, 0, 1, *shape, *[0] * 17, 1e-5, 0.1, 0.0, 0.0, 0.0)) == -2
 
 
 # ---- threads -----------------------------------------------------------------------------------------------

@@ -247,3 +247,31 @@ def test_compiled(classes):
     compiled(x)
     assert int(layer.num_batches_tracked) == 3
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("cls", [bn.MaskedBatchNorm, bn.BatchNorm1d], ids=["masked", "plain"])
+def test_padding_does_not_count(cls, path):
+    layer = cls(24, momentum=1.0)
+    lengths = torch.tensor([5, 2, 4, 1, 3, 5])
+    x = example(1, shape=(6, 24, 5))
+    valid = [x[i, :, :n].T for i, n in enumerate(lengths)]
+    for i, n in enumerate(lengths):
+        x[i, :, n:] = float("nan")
+    with bn.accumulate(layer):
+        for part, length in zip(x.split(2), lengths.split(2), strict=True):
+            layer(part, mask=length)
+    mean, var = reference.merged_statistics([numbers(v) for v in valid])
+    np.testing.assert_allclose(numbers(layer.running_mean), mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(numbers(layer.running_var), var * 20 / 19, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("cls", [bn.GhostBatchNorm, bn.SplitBatchNorm, bn.BatchRenorm], ids=lambda cls: cls.__name__)
+def test_the_rest_of_the_family(cls, path):
+    layer, whole = cls(24, momentum=0.3), cls(24, momentum=0.3)
+    x = example(2)
+    with bn.accumulate(layer):
+        for part in x.split(2):
+            layer(part)
+    whole(x)
+    torch.testing.assert_close(layer.running_mean, whole.running_mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(layer.running_var, whole.running_var, rtol=1e-5, atol=1e-6)

@@ -102,6 +102,19 @@ def test_mixed_batches_against_the_reference(affine, rows, last, mode, path):
                 np.testing.assert_allclose(numbers(grad), dgamma[name], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("rows", ROWS)
+def test_padding(rows, path):
+    layer = layer_of()
+    twin = copy.deepcopy(layer)
+    x, domain, lengths = example(1, shape=(6, 24, 5)), torch.tensor(ROWS[rows]), torch.tensor([5, 2, 4, 1, 3, 5])
+    y = layer(x, domain=domain, mask=lengths)
+    for index, name in enumerate(NAMES):
+        pick = domain == index
+        if pick.any():
+            same(y[pick], twin.layer_of(name)(x[pick], mask=lengths[pick]))
+            same(layer.layer_of(name).running_var, twin.layer_of(name).running_var)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_other_dtypes(dtype, path):
     layer = layer_of()

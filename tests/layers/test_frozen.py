@@ -75,6 +75,14 @@ def test_any_dimensions_from_two_up(path):
         layer(torch.randn(24))
 
 
+def test_padding_is_zero(path):
+    layer = frozen_layer()
+    x, lengths = torch.randn(3, 24, 4), torch.tensor([4, 1, 2])
+    y = layer(x, mask=lengths)
+    same(y[0], layer(x)[0])
+    assert torch.equal(y[1, :, 1:], torch.zeros(24, 3))
+
+
 def test_one_example_is_enough(path):
     assert frozen_layer().train()(torch.randn(1, 24)).shape == (1, 24)
 

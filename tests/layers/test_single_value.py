@@ -89,3 +89,15 @@ def test_compiled(batch):
     same(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), twin(x))
     same(layer.running_mean, twin.running_mean)
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("lengths", [[1, 0], [0, 0]], ids=str)
+def test_a_mask_that_leaves_one_value_or_none(lengths, path):
+    layer = randomise(bn.BatchNorm1d(24, one_value="running"))
+    before = copy.deepcopy(layer.state_dict())
+    x, mask = torch.randn(2, 24, 3), torch.tensor(lengths)
+    same(layer(x, mask=mask), copy.deepcopy(layer).eval()(x, mask=mask))
+    for name, tensor in layer.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    layer(x, mask=torch.tensor([1, 1]))
+    assert int(layer.num_batches_tracked) == 1

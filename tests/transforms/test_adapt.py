@@ -266,6 +266,17 @@ def test_what_is_left_alone():
     }
 
 
+def test_padding_does_not_count(path):
+    layer, lengths = bn.MaskedBatchNorm(16), torch.tensor([3, 1, 2, 3])
+    batches = [torch.randn(4, 16, 3) for _ in range(3)]
+    better, adapted = bn.adapt(layer, batches, forward=lambda m, x: m(x, lengths))
+    valid = [numbers(x[i, :, :n].T) for x in batches for i, n in enumerate(lengths)]
+    mean, var = reference.merged_statistics(valid)
+    np.testing.assert_allclose(numbers(better.running_mean), mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(numbers(better.running_var), var, rtol=1e-4, atol=1e-5)
+    assert adapted.sortedness == 0
+
+
 def test_a_domain_of_its_own(path):
     layer = bn.DomainBatchNorm(16, ("old", "new"))
     layer.domain = "new"
@@ -319,7 +330,7 @@ def test_sortedness_is_the_intraclass_correlation():
     """Groups of equal size, with a known share of variance between them."""
     site = home._Site()
     for _ in range(200):
-        site.add(torch.randn(20, 6) + torch.randn(1, 6))
+        site.add(torch.randn(20, 6) + torch.randn(1, 6), None)
     assert site.sortedness() == pytest.approx(0.5, abs=0.05)
 
 

@@ -377,6 +377,18 @@ def test_a_frozen_layer_that_saw_nothing():
         bn.unfreeze(model, dimensions=7)
 
 
+@pytest.mark.parametrize("cls", [bn.GhostBatchNorm, bn.SplitBatchNorm, bn.BatchRenorm], ids=lambda cls: cls.__name__)
+def test_the_rest_of_the_family_keeps_its_class(cls, path):
+    layer = cls(16)
+    x = torch.randn(64, 16, 3) * 2 + 1
+    layer(x)
+    frozen, _ = bn.freeze(layer)
+    torch.testing.assert_close(frozen.train()(x), copy.deepcopy(layer).eval()(x))
+    assert type(frozen) is cls
+    assert int(frozen.num_batches_tracked) == 1
+    assert repr(bn.unfreeze(frozen)[0]) == repr(layer)
+
+
 def test_domains_are_frozen_and_thawed(path):
     layer = bn.DomainBatchNorm(4, domains=("a", "b"))
     frozen, report = bn.freeze(layer)

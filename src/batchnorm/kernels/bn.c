@@ -97,15 +97,33 @@ INLINE double element(const bn_args *a, int64_t n, int64_t c, int64_t s) {
     return value;
 }
 
+INLINE int counts(const bn_args *a, int64_t n, int64_t s) { return !a->mask || a->mask[n * a->positions + s]; }
+
+/* The next stretch of marked places in from..end, if there is one; without a mask, all of it. */
+INLINE int next_span(const uint8_t *mask, int64_t *from, int64_t *to, int64_t end) {
+    if (!mask) {
+        *to = end;
+        return *from < end;
+    }
+    const uint8_t *start = *from < end ? memchr(mask + *from, 1, (size_t)(end - *from)) : NULL;
+    if (!start) return 0;
+    *from = start - mask;
+    const uint8_t *stop = memchr(start, 0, (size_t)(end - *from));
+    *to = stop ? stop - mask : end;
+    return 1;
+}
+
 /* The last resort for numbers whose squares float32 cannot hold: two plain sweeps in double. */
 static void exact_moments(call *k, int64_t c) {
     const bn_args *a = k->a;
     double sum = 0, squares = 0, rest = 0;
     for (int64_t n = 0; n < a->batch; n++)
-        for (int64_t s = 0; s < a->positions; s++) sum += element(a, n, c, s);
+        for (int64_t s = 0; s < a->positions; s++)
+            if (counts(a, n, s)) sum += element(a, n, c, s);
     double mean = sum / k->count;
     for (int64_t n = 0; n < a->batch; n++)
         for (int64_t s = 0; s < a->positions; s++) {
+            if (!counts(a, n, s)) continue;
             double d = element(a, n, c, s) - mean;
             squares += d * d;
             rest += d; /* zero but for rounding: correcting by it recovers what the mean lost */
@@ -272,20 +290,31 @@ static void expect_writes(const bn_args *a, void *memory) {
 #endif
 }
 
-int64_t bn_run(const bn_args *given) {
+static double marked(const bn_args *a) {
+    const int64_t places = a->batch * a->positions;
+    if (!a->mask) return (double)places;
+    int64_t count = 0;
+    for (int64_t i = 0; i < places; i++) count += a->mask[i];
+    return (double)count;
+}
+
+/* A batch with one set of statistics. */
+static int64_t run_one(const bn_args *given) {
     bn_args copy = *given;
     const bn_args *a = &copy;
-    if (a->batch <= 0 || a->channels <= 0 || a->positions <= 0) return -2;
     /* Below 64 KB waking a thread costs more than it saves. */
     if (a->batch * a->channels * a->positions <= 16384) copy.threads = 1;
     const isa *with = &isas[bn_isa_current()];
-    call k = {.a = a, .count = (double)a->batch * (double)a->positions};
+    call k = {.a = a, .count = marked(a)};
+    if (a->operation == BN_GRAD_APPLY) k.count = a->total;
+    if (k.count == 0 && a->operation == BN_TRAIN) return -2;
     /* A row of positions shorter than a vector is not worth a loop of its own: then the batch is a matrix whose
      * columns are the (channel, position) pairs. */
     k.group = a->positions < with->lanes ? a->positions : 0;
     k.rows = a->batch;
     k.columns = a->channels * (k.group ? k.group : 1);
     if (k.group && k.columns < with->lanes) return -2;
+    if (k.group > 1 && a->mask) return -2; /* a column there is one position, marked in some rows and not in others */
 
     expect_writes(a, a->out);
     expect_writes(a, a->out_residual);
@@ -298,7 +327,76 @@ int64_t bn_run(const bn_args *given) {
     k.grad_x = k.shift + C;
     k.grad_1 = k.grad_x + C;
     int64_t status = with->run(&k);
+    if (status == 0 && a->moments && (a->operation == BN_TRAIN || a->operation == BN_MOMENTS))
+        for (size_t c = 0; c < C; c++) {
+            a->moments[c] = k.count > 0 ? k.mean[c] : 0.0;
+            a->moments[C + c] = k.count > 0 ? k.var[c] : 0.0;
+        }
     if (status == 0 && a->operation == BN_TRAIN) status = update_running(&k);
     free(memory);
     return status;
+}
+
+/* ---- groups ------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const bn_args *a;
+    int64_t threads; /* within a group */
+    float *grads;    /* [groups][2][channels] */
+    _Atomic int64_t status;
+} grouped;
+
+static const void *offset(const void *p, int64_t bytes) { return p ? (const char *)p + bytes : NULL; }
+
+/* Group g is a batch of its own: neighbouring samples are neighbours in memory, whatever the layout. */
+static void group_task(void *context, int64_t g) {
+    grouped *all = context;
+    bn_args b = *all->a;
+    const int64_t rows = b.batch / b.samples, C = b.channels, size = b.dtype == BN_FLOAT32 ? 4 : 2;
+    const int64_t first = g * b.samples / b.groups * rows, last = (g + 1) * b.samples / b.groups * rows;
+    const int64_t bytes = first * C * b.positions * size;
+    b.batch = last - first;
+    b.threads = all->threads;
+    b.mask = offset(b.mask, first * b.positions);
+    b.x = offset(b.x, bytes);
+    b.aux_data = offset(b.aux_data, bytes);
+    b.dy = offset(b.dy, bytes);
+    b.out = (void *)offset(b.out, bytes);
+    b.out_residual = (void *)offset(b.out_residual, bytes);
+    b.saved = (float *)offset(b.saved, g * BN_SAVED_ROWS * C * (int64_t)sizeof(float));
+    b.moments = (double *)offset(b.moments, g * 2 * C * (int64_t)sizeof(double));
+    b.sums = (double *)offset(b.sums, g * 2 * C * (int64_t)sizeof(double));
+    if (b.grad_weight) b.grad_weight = all->grads + g * 2 * C;
+    if (b.grad_bias) b.grad_bias = all->grads + g * 2 * C + C;
+    int64_t status = run_one(&b);
+    if (status < 0) atomic_store(&all->status, status);
+}
+
+static int64_t run_groups(const bn_args *a) {
+    if (a->samples < a->groups || a->batch % a->samples || a->running_mean || a->running_var) return -2;
+    const int64_t G = a->groups, C = a->channels;
+    grouped all = {.a = a, .threads = a->threads};
+    all.grads = malloc((size_t)(G * 2 * C) * sizeof(float));
+    if (!all.grads) return -1;
+    /* Small groups are shared out among the threads; a large one is worth all of them. */
+    if (G >= 2 * a->threads && a->batch * C * a->positions / G <= 262144) {
+        all.threads = 1;
+        parallel(a->threads, G, group_task, &all);
+    } else {
+        for (int64_t g = 0; g < G; g++) group_task(&all, g);
+    }
+    for (int64_t c = 0; c < C; c++) {
+        double weight = 0, bias = 0;
+        for (int64_t g = 0; a->grad_weight && g < G; g++) weight += (double)all.grads[g * 2 * C + c];
+        for (int64_t g = 0; a->grad_bias && g < G; g++) bias += (double)all.grads[g * 2 * C + C + c];
+        if (a->grad_weight) a->grad_weight[c] = (float)weight;
+        if (a->grad_bias) a->grad_bias[c] = (float)bias;
+    }
+    free(all.grads);
+    return atomic_load(&all.status);
+}
+
+int64_t bn_run(const bn_args *a) {
+    if (a->batch <= 0 || a->channels <= 0 || a->positions <= 0) return -2;
+    return a->groups > 1 ? run_groups(a) : run_one(a);
 }

@@ -10,28 +10,44 @@
 #define BN_API __attribute__((visibility("default")))
 #endif
 
-enum { BN_ABI = 1 };
+enum { BN_ABI = 2 };
 
-enum bn_operation { BN_TRAIN = 0, BN_EVAL = 1, BN_BACKWARD_TRAIN = 2, BN_BACKWARD_EVAL = 3 };
+/* TRAIN is MOMENTS then APPLY in one call, BACKWARD_TRAIN is GRAD_SUMS then GRAD_APPLY: the halves are for a caller who
+ * does something in between, such as adding the sums of other processes. */
+enum bn_operation {
+    BN_TRAIN = 0,
+    BN_EVAL = 1,
+    BN_MOMENTS = 2,
+    BN_APPLY = 3,
+    BN_BACKWARD_TRAIN = 4,
+    BN_BACKWARD_EVAL = 5,
+    BN_GRAD_SUMS = 6,
+    BN_GRAD_APPLY = 7
+};
 enum bn_dtype { BN_FLOAT32 = 0, BN_BFLOAT16 = 1 };
 enum bn_activation { BN_NONE = 0, BN_RELU = 1, BN_CLIPPED = 2, BN_SILU = 3 };
 
 /* What the backward pass reads besides x and dy to find the activation's slope (forward: whether there is a residual). */
 enum bn_aux { BN_AUX_NONE = 0, BN_AUX_OUTPUT = 1, BN_AUX_RESIDUAL = 2 };
 
-/* `saved` holds five rows of C floats, written by the forward pass and read by the backward pass:
+/* `saved` holds five rows of C floats per group, written by the forward pass and read by the backward pass:
  * the mean as a float and what that float lost, the scale gamma/sigma, the offset beta minus the lost part, 1/sigma. */
 enum bn_saved { BN_MEAN = 0, BN_MEAN_LOW = 1, BN_SCALE = 2, BN_OFFSET = 3, BN_INVSTD = 4, BN_SAVED_ROWS = 5 };
 
 typedef struct {
     int64_t operation, dtype, activation, aux, threads;
     int64_t batch, channels, positions; /* x is [batch][channels][positions]; channels_last is positions == 1 */
+    int64_t groups, samples; /* the samples of the batch fall into groups, as equal as can be, each with its statistics */
+    const uint8_t *mask; /* [batch][positions], 0 or 1: what does not count is not read and becomes 0; NULL: all counts */
     const void *x, *aux_data, *dy;
     void *out, *out_residual; /* y, or dx and the residual's gradient (may be NULL) */
     const float *weight, *bias;
-    float *running_mean, *running_var; /* NULL: do not update (training); the statistics to use (eval) */
+    float *running_mean, *running_var; /* NULL: do not update (TRAIN, one group only); the statistics to use (EVAL) */
     float *saved, *grad_weight, *grad_bias;
+    double *moments; /* [groups][2][channels], mean and biased variance: out of MOMENTS (and TRAIN, if given), into APPLY */
+    double *sums;    /* [groups][2][channels], of g and of g*(x - mean): out of GRAD_SUMS, into GRAD_APPLY */
     double eps, momentum, slope, cap;
+    double total; /* GRAD_APPLY: values per channel behind the sums */
 } bn_args;
 
 /* 0: done. k > 0: done, but channel k-1 is the first whose moments are not finite, and no running statistic was

@@ -44,6 +44,37 @@ INLINE void NAME(write_run)(const bn_args *a, int64_t i, int64_t n, const coeffi
     if (n > 0) NAME(write)(a, i + n - L, k, backward, keep, act, aux, bf16);
 }
 
+/* Fewer elements than a vector holds, as a mask may leave them: in the last lanes of a vector on the stack, because
+ * the elements beside them may be another thread's. Rare enough to have no specialised copies. */
+static __attribute__((noinline)) void NAME(short_run)(const bn_args *a, int64_t i, int64_t n, const coefficients *k, vd *sums,
+                                                      int backward, int keep, int act, int aux, int bf16) {
+    float patch[5][L] = {{0}};
+    const size_t size = bf16 ? 2 : 4, bytes = (size_t)n * size, at = (size_t)(L - n) * size, from = (size_t)i * size;
+    bn_args b = *a; /* the same call, but on the patches */
+    memcpy((char *)patch[0] + at, (const char *)a->x + from, bytes);
+    b.x = patch[0], b.aux_data = patch[1], b.dy = patch[2], b.out = patch[3], b.out_residual = patch[4];
+    if (aux != BN_AUX_NONE) memcpy((char *)patch[1] + at, (const char *)a->aux_data + from, bytes);
+    if (backward) memcpy((char *)patch[2] + at, (const char *)a->dy + from, bytes);
+    if (sums) {
+        vf d, u = NAME(term)(&b, 0, &d, k, backward, keep, act, aux, bf16);
+        u = (vf)((vi)u & NAME(last_lanes)(n));
+        vd ws = NAME(widened)(u), wp = NAME(widened)(u * d);
+        sums[0].low += ws.low, sums[0].high += ws.high, sums[1].low += wp.low, sums[1].high += wp.high;
+        if (keep) memcpy((char *)a->out_residual + from, (char *)patch[4] + at, bytes);
+    } else {
+        if (keep) memcpy((char *)patch[4] + at, (char *)a->out_residual + from, bytes);
+        NAME(write)(&b, 0, k, backward, keep, act, aux, bf16);
+        memcpy((char *)a->out + from, (char *)patch[3] + at, bytes);
+    }
+}
+
+/* What does not count becomes 0, in the output and in the residual's gradient. */
+INLINE void NAME(clear)(const bn_args *a, int64_t i, int64_t n, int bf16) {
+    const size_t size = bf16 ? 2 : 4;
+    memset((char *)a->out + (size_t)i * size, 0, (size_t)n * size);
+    if (a->out_residual) memset((char *)a->out_residual + (size_t)i * size, 0, (size_t)n * size);
+}
+
 /* A channel is batch * pieces runs; `from`..`to` are the ones to do. Long runs are cut into pieces, each far longer
  * than a vector, so that one huge channel can be shared among threads. */
 INLINE int64_t NAME(pieces)(const bn_args *a) { return a->positions >= 65536 ? a->positions / 32768 : 1; }
@@ -70,9 +101,17 @@ INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, i
         }
         for (int64_t c = c0; c < c1; c++) {
             const coefficients q = NAME(of_channel)(&w, c);
-            const int64_t i = (n * a->channels + c) * S + first;
-            if (sums) NAME(sum_run)(a, i, last - first, &q, sums[c - c0], backward, keep, act, aux, bf16);
-            else NAME(write_run)(a, i, last - first, &q, backward, keep, act, aux, bf16);
+            const int64_t i = (n * a->channels + c) * S;
+            const uint8_t *mask = a->mask ? a->mask + n * S : NULL;
+            int64_t done = first, s = first, end;
+            for (; next_span(mask, &s, &end, last); s = done = end) {
+                if (!sums && done < s) NAME(clear)(a, i + done, s - done, bf16);
+                if (end - s < L)
+                    NAME(short_run)(a, i + s, end - s, &q, sums ? sums[c - c0] : NULL, backward, keep, act, aux, bf16);
+                else if (sums) NAME(sum_run)(a, i + s, end - s, &q, sums[c - c0], backward, keep, act, aux, bf16);
+                else NAME(write_run)(a, i + s, end - s, &q, backward, keep, act, aux, bf16);
+            }
+            if (!sums && done < last) NAME(clear)(a, i + done, last - done, bf16);
         }
     }
 }
@@ -147,13 +186,18 @@ INLINE void NAME(sweep_matrix)(const call *k, int64_t r, int64_t r1, int64_t c0,
     const bn_args copy = *k->a, *a = &copy;
     const NAME(columns) w = *columns;
     const int64_t n = k->columns;
-    if (sum) {
-        for (; r + 8 <= r1; r += 8)
-            NAME(sum_rows)(a, r * n, n, 8, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
-        for (; r < r1; r++) NAME(sum_rows)(a, r * n, n, 1, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
-    } else {
-        for (; r < r1; r++) NAME(write_row)(a, r * n, c0, c1, &w, backward, keep, act, aux, bf16);
+    int64_t done = r, end;
+    for (; next_span(a->mask, &r, &end, r1); done = r) {
+        if (sum) {
+            for (; r + 8 <= end; r += 8)
+                NAME(sum_rows)(a, r * n, n, 8, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
+            for (; r < end; r++) NAME(sum_rows)(a, r * n, n, 1, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
+        } else {
+            for (; done < r; done++) NAME(clear)(a, done * n + c0, c1 - c0, bf16);
+            for (; r < end; r++) NAME(write_row)(a, r * n, c0, c1, &w, backward, keep, act, aux, bf16);
+        }
     }
+    for (; !sum && done < r1; done++) NAME(clear)(a, done * n + c0, c1 - c0, bf16);
 }
 
 /* ---- the specialised copies --------------------------------------------------------------------------------- */

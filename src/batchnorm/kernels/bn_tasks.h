@@ -59,9 +59,10 @@ static int NAME(finish_moments)(call *k, int64_t c0, int64_t c1, const double *r
     return again;
 }
 
-/* Backward, from the sums of g and of g*(x - mean): the gradients of gamma and beta, the coefficients of dx. */
-static void NAME(finish_gradients)(call *k, int64_t c0, int64_t c1, const double *restrict sums,
-                                   const double *restrict products) {
+/* Backward, from the sums of g and of g*(x - mean): the coefficients of dx. The sums' mean is the one that a float
+ * holds, or, of sums that came from outside, the exact one. */
+static void NAME(set_gradients)(const call *k, int64_t c0, int64_t c1, const double *restrict sums,
+                                const double *restrict products, int exact) {
     const bn_args *a = k->a;
     const int64_t C = a->channels;
     const int fixed = a->operation == BN_BACKWARD_EVAL; /* constants: an infinite x must not reach its neighbours */
@@ -70,10 +71,21 @@ static void NAME(finish_gradients)(call *k, int64_t c0, int64_t c1, const double
     float *restrict grad_x = k->grad_x, *restrict grad_1 = k->grad_1;
     for (int64_t c = c0; c < c1; c++) {
         double low = saved[BN_MEAN_LOW * C + c], invstd = saved[BN_INVSTD * C + c];
-        double sum = sums[c - c0], centred = products[c - c0] - low * sum;
+        double sum = sums[c - c0], centred = products[c - c0] - (exact ? 0.0 : low * sum);
         double slope = -invstd * (invstd * (centred * inverse)), constant = -sum * inverse - slope * low;
         grad_x[c] = (float)(fixed ? 0.0 : slope);
         grad_1[c] = (float)(fixed ? 0.0 : constant);
+    }
+}
+
+static void NAME(finish_gradients)(const call *k, int64_t c0, int64_t c1, const double *sums, const double *products) {
+    const bn_args *a = k->a;
+    const int64_t C = a->channels;
+    const float *saved = a->saved;
+    if (a->operation != BN_GRAD_SUMS) NAME(set_gradients)(k, c0, c1, sums, products, 0);
+    for (int64_t c = c0; a->operation == BN_GRAD_SUMS && c < c1; c++) {
+        a->sums[c] = sums[c - c0];
+        a->sums[C + c] = products[c - c0] - (double)saved[BN_MEAN_LOW * C + c] * sums[c - c0];
     }
     for (int64_t c = c0; a->grad_weight && c < c1; c++)
         a->grad_weight[c] = (float)((products[c - c0] - (double)saved[BN_MEAN_LOW * C + c] * sums[c - c0]) *
@@ -81,17 +93,21 @@ static void NAME(finish_gradients)(call *k, int64_t c0, int64_t c1, const double
     for (int64_t c = c0; a->grad_bias && c < c1; c++) a->grad_bias[c] = (float)sums[c - c0];
 }
 
+static int NAME(takes_moments)(const bn_args *a) { return a->operation == BN_TRAIN || a->operation == BN_MOMENTS; }
+
 /* Returns 1 if the sums must be taken again, around a better shift. */
 static int NAME(finish)(call *k, int64_t c0, int64_t c1, const double *sums, const double *products, int final) {
-    if (k->a->operation == BN_TRAIN) return NAME(finish_moments)(k, c0, c1, sums, products, final);
+    if (NAME(takes_moments)(k->a)) return NAME(finish_moments)(k, c0, c1, sums, products, final);
     NAME(finish_gradients)(k, c0, c1, sums, products);
     return 0;
 }
 
 static int NAME(needs_sums)(const bn_args *a) {
-    return a->operation == BN_TRAIN || a->operation == BN_BACKWARD_TRAIN ||
+    return NAME(takes_moments)(a) || a->operation == BN_BACKWARD_TRAIN || a->operation == BN_GRAD_SUMS ||
            (a->operation == BN_BACKWARD_EVAL && (a->grad_weight || a->grad_bias || a->out_residual));
 }
+
+static int NAME(needs_output)(const bn_args *a) { return a->operation != BN_MOMENTS && a->operation != BN_GRAD_SUMS; }
 
 /* ---- tasks on runs ------------------------------------------------------------------------------------------ */
 
@@ -117,7 +133,7 @@ static void NAME(guess_runs)(call *k, int64_t c0, int64_t c1) {
 static void NAME(run_sums)(call *k, int64_t c0, int64_t c1, int64_t from, int64_t to, double *sums, double *products) {
     vd vectors[NAME(MAX_BLOCK)][2];
     memset(vectors, 0, (size_t)(c1 - c0) * sizeof *vectors);
-    const NAME(columns) w = NAME(of_channels)(k, k->a->operation == BN_TRAIN);
+    const NAME(columns) w = NAME(of_channels)(k, NAME(takes_moments)(k->a));
     NAME(runs)(k->a, c0, c1, from, to, &w, vectors);
     for (int64_t c = 0; c < c1 - c0; c++) {
         sums[c] = NAME(total)(&vectors[c][0]);
@@ -142,11 +158,12 @@ static void NAME(channels_task)(void *context, int64_t task) {
     const int64_t all = a->batch * NAME(pieces)(a), c0 = task * k->block;
     const int64_t c1 = c0 + k->block < a->channels ? c0 + k->block : a->channels;
     double sums[NAME(MAX_BLOCK)], products[NAME(MAX_BLOCK)];
-    if (a->operation == BN_TRAIN) NAME(guess_runs)(k, c0, c1);
+    if (NAME(takes_moments)(a)) NAME(guess_runs)(k, c0, c1);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
         NAME(channel_sums)(k, c0, c1, all, sums, products);
         again = NAME(finish)(k, c0, c1, sums, products, final);
     }
+    if (!NAME(needs_output)(a)) return;
     const NAME(columns) w = NAME(of_channels)(k, 0);
     NAME(runs)(a, c0, c1, 0, all, &w, NULL);
 }
@@ -205,7 +222,7 @@ static int64_t NAME(run_runs)(call *k) {
     }
     k->partial = malloc((size_t)(2 * C * k->chunks) * sizeof(double));
     if (!k->partial) return -1;
-    if (a->operation == BN_TRAIN) NAME(guess_runs)(k, 0, C);
+    if (NAME(takes_moments)(a)) NAME(guess_runs)(k, 0, C);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
         parallel(threads, C * k->chunks, NAME(chunk_sums), k);
         again = 0;
@@ -218,7 +235,7 @@ static int64_t NAME(run_runs)(call *k) {
             again |= NAME(finish)(k, c, c + 1, &sum, &product, final);
         }
     }
-    parallel(threads, C * k->chunks, NAME(chunk_write), k);
+    if (NAME(needs_output)(a)) parallel(threads, C * k->chunks, NAME(chunk_write), k);
     free(k->partial);
     return 0;
 }
@@ -269,7 +286,7 @@ static int NAME(finish_columns)(call *k, int64_t c0, int64_t c1, double *sums, d
 static void NAME(tile_task)(void *context, int64_t task) {
     call *k = context;
     const bn_args *a = k->a;
-    const int train = a->operation == BN_TRAIN;
+    const int train = NAME(takes_moments)(a);
     const int64_t g = k->group, c0 = task * k->tile, rest = a->channels - c0;
     /* The last tile takes what would be too little for one of its own. */
     const int64_t c1 = c0 + (rest < 2 * k->tile ? rest : k->tile);
@@ -282,6 +299,7 @@ static void NAME(tile_task)(void *context, int64_t task) {
         NAME(matrix)(k, 0, k->rows, c0 * g, c1 * g, &w, sums, products);
         again = NAME(finish_columns)(k, c0, c1, sums + c0 * g, products + c0 * g, final);
     }
+    if (!NAME(needs_output)(a)) return;
     const NAME(columns) w = NAME(of_columns)(k, c0, c1, 0, 1);
     NAME(matrix)(k, 0, k->rows, c0 * g, c1 * g, &w, NULL, NULL);
 }
@@ -291,7 +309,7 @@ static void NAME(rows_sums)(void *context, int64_t task) {
     call *k = context;
     double *sums = k->partial + task * 2 * k->columns;
     memset(sums, 0, (size_t)(2 * k->columns) * sizeof *sums);
-    const NAME(columns) w = NAME(of_columns)(k, 0, 0, k->a->operation == BN_TRAIN, 0);
+    const NAME(columns) w = NAME(of_columns)(k, 0, 0, NAME(takes_moments)(k->a), 0);
     const int64_t from = task * k->rows / k->chunks, to = (task + 1) * k->rows / k->chunks;
     NAME(matrix)(k, from, to, 0, k->columns, &w, sums, sums + k->columns);
 }
@@ -307,7 +325,7 @@ static void NAME(rows_write)(void *context, int64_t task) {
 static void NAME(run_rows)(call *k) {
     const bn_args *a = k->a;
     const int64_t C = a->channels;
-    const int train = a->operation == BN_TRAIN;
+    const int train = NAME(takes_moments)(a);
     if (train) NAME(guess_columns)(k, 0, C);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
         NAME(of_columns)(k, 0, C, train, 1);
@@ -316,6 +334,7 @@ static void NAME(run_rows)(call *k) {
             for (int64_t j = 0; j < 2 * k->columns; j++) k->partial[j] += k->partial[t * 2 * k->columns + j];
         again = NAME(finish_columns)(k, 0, C, k->partial, k->partial + k->columns, final);
     }
+    if (!NAME(needs_output)(a)) return;
     NAME(of_columns)(k, 0, C, 0, 1);
     parallel(a->threads, k->chunks, NAME(rows_write), k);
 }
@@ -356,6 +375,12 @@ static int64_t NAME(run)(call *k) {
             k->var[c] = a->running_var[c];
         }
         NAME(set_coefficients)(k, 0, a->channels);
+    } else if (a->operation == BN_APPLY) {
+        memcpy(k->mean, a->moments, (size_t)a->channels * sizeof(double));
+        memcpy(k->var, a->moments + a->channels, (size_t)a->channels * sizeof(double));
+        NAME(set_coefficients)(k, 0, a->channels);
+    } else if (a->operation == BN_GRAD_APPLY) {
+        NAME(set_gradients)(k, 0, a->channels, a->sums, a->sums + a->channels, 1);
     }
     return k->group ? NAME(run_matrix)(k) : NAME(run_runs)(k);
 }

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from batchnorm.moments import Moments, replace_if_finite
 
 
 def activate(z: Tensor, activation: str, negative_slope: float) -> Tensor:
@@ -43,20 +48,13 @@ def batch_norm(
     >>> y.abs().max().item(), finite
     (0.0, None)
 
-    The running statistics go through copies, and move only if all of them stay finite: written with `where`, this
-    holds in a compiled graph too.
+    The running statistics go through copies, and move only if all of them stay finite.
     """
     finite = None
     if training and running_mean is not None and running_var is not None:
         new_mean, new_var = running_mean.clone(), running_var.clone()
         y = F.batch_norm(x, new_mean, new_var, weight, bias, True, momentum, eps)
-        # A statistic that was not finite before is not this batch's fault.
-        finite = (
-            (torch.isfinite(new_mean) | ~torch.isfinite(running_mean)).all()
-            & (torch.isfinite(new_var) | ~torch.isfinite(running_var)).all()
-        )  # fmt: skip
-        running_mean.copy_(torch.where(finite, new_mean, running_mean))
-        running_var.copy_(torch.where(finite, new_var, running_var))
+        finite = replace_if_finite(running_mean, running_var, new_mean, new_var)
     else:
         if running_mean is not None and running_var is not None and torch.is_grad_enabled() and not _recorded():
             # The backward pass needs these numbers, whatever a training step makes of the buffers until then.
@@ -82,26 +80,206 @@ def composite(
     activation: str,
     residual: Tensor | None,
     negative_slope: float,
+    mask: Tensor | None = None,
+    groups: int = 1,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+    total: Tensor | None = None,
 ) -> Tensor:
     """Write the definition out in elementary operations, whose derivatives of every order torch knows.
 
     >>> x = torch.tensor([[1.0], [3.0]])
     >>> composite(x, None, None, None, None, 0.0, "none", None, 0.01).flatten()
     tensor([-1.,  1.])
+
+    ``mask`` (true where a position counts) and ``groups`` are those of `batchnorm.functional.batch_norm`. With
+    ``reduce``, which adds up over processes and is itself differentiable, the moments are those of all of them, who
+    have ``total`` values per channel.
     """
-    axes = [0, *range(2, x.dim())]
     shape = [1, -1, *[1] * (x.dim() - 2)]
-    if mean is None or var is None:
+    marks = None if mask is None else mask.unsqueeze(1)
+    if marks is not None:
+        x = torch.where(marks, x, 0)  # not a product: padding may be NaN
+    if mean is not None and var is not None:
+        centred = x - mean.reshape(shape)
+        scale = torch.rsqrt(var.reshape(shape) + eps)
+    elif marks is None and groups == 1 and reduce is None:
+        axes = [0, *range(2, x.dim())]
         centred = x - x.mean(axes, keepdim=True)
         scale = torch.rsqrt((centred * centred).mean(axes, keepdim=True) + eps)
     else:
-        centred = x - mean.reshape(shape)
-        scale = torch.rsqrt(var.reshape(shape) + eps)
+        count = counts(x, mask, groups) if total is None else total
+        # Numbers of fewer bits than float32 are not added up as they are.
+        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        centred = wide - _per_sample(_summed(wide, groups, reduce) / count.unsqueeze(-1).to(wide.dtype), x, groups)
+        if marks is not None:
+            centred = torch.where(marks, centred, 0)
+        variance = _summed(centred * centred, groups, reduce) / count.unsqueeze(-1).to(wide.dtype)
+        scale = _per_sample(torch.rsqrt(variance + eps), x, groups)
     z = centred * scale
     if weight is not None:
         z = z * weight.reshape(shape)
     if bias is not None:
         z = z + bias.reshape(shape)
+    z = z.to(x.dtype)
     if residual is not None:
         z = z + residual
-    return activate(z, activation, negative_slope)
+    y = activate(z, activation, negative_slope)
+    return y if marks is None else torch.where(marks, y, 0)
+
+
+# ---- statistics of groups, of masked positions, of several processes ------------------------------------------------
+
+
+def group_sizes(samples: int, groups: int) -> list[int]:
+    """Say how many samples each group has: as equal as can be.
+
+    >>> group_sizes(7, 3)
+    [2, 2, 3]
+    """
+    return [(g + 1) * samples // groups - g * samples // groups for g in range(groups)]
+
+
+def _owners(x: Tensor, groups: int) -> Tensor:
+    """The group of each sample."""
+    return torch.tensor([g for g, n in enumerate(group_sizes(x.shape[0], groups)) for _ in range(n)], device=x.device)
+
+
+def _summed(x: Tensor, groups: int, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Sums per group and channel, shape (groups, channels)."""
+    sums = x.flatten(2).sum(2) if x.dim() > 2 else x
+    if groups == 1:
+        sums = sums.sum(0, keepdim=True)
+    else:
+        sums = sums.new_zeros(groups, x.shape[1]).index_add(0, _owners(x, groups), sums)
+    return sums if reduce is None else reduce(sums)
+
+
+def counts(x: Tensor, mask: Tensor | None, groups: int) -> Tensor:
+    """Count the values per channel of each group: shape (groups,).
+
+    >>> counts(torch.zeros(3, 5, 2), None, 2)
+    tensor([2., 4.], dtype=torch.float64)
+    """
+    wide = _wide(x)
+    if mask is None:
+        positions = x.shape[2:].numel()
+        return torch.tensor([n * positions for n in group_sizes(x.shape[0], groups)], dtype=wide, device=x.device)
+    return _summed(mask.to(wide).unsqueeze(1), groups).squeeze(1)
+
+
+def _per_sample(values: Tensor, x: Tensor, groups: int) -> Tensor:
+    """Spread (groups, channels) over the samples of each group."""
+    if groups > 1:
+        values = values[_owners(x, groups)]
+    return values.reshape(*values.shape, *[1] * (x.dim() - 2))
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+@torch.no_grad()
+def moments(x: Tensor, mask: Tensor | None, groups: int) -> Moments:
+    """Count, mean and biased variance of every group; an empty one has zeros.
+
+    >>> moments(torch.tensor([[1.0], [3.0]]), None, 1).mean
+    tensor([[2.]], dtype=torch.float64)
+    """
+    marks = None if mask is None else mask.unsqueeze(1)
+    wide = x.to(_wide(x))
+    if marks is not None:
+        wide = torch.where(marks, wide, 0)
+    count = counts(x, mask, groups)
+    some = count.clamp(min=1).unsqueeze(-1)
+    mean = _summed(wide, groups) / some
+    centred = wide - _per_sample(mean, x, groups)
+    if marks is not None:
+        centred = torch.where(marks, centred, 0)
+    return Moments(count, mean, _summed(centred * centred, groups) / some)
+
+
+class Staged(torch.autograd.Function):
+    """Normalise with moments that were merged from several processes; ``reduce`` adds up the sums of the backward pass.
+
+    This is for what the kernel does not take: other dtypes and devices, and empty batches, whose process still has to
+    take part in the exchange.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]  # noqa: D102
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        moments: Moments,
+        eps: float,
+        activation: str,
+        negative_slope: float,
+        mask: Tensor | None,
+        reduce: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        ctx.moments, ctx.setting = moments, (eps, activation, negative_slope, mask, reduce)
+        ctx.save_for_backward(x, weight, bias, residual)
+        wide = _arithmetic(x)
+        mean, var = moments.mean.to(wide), moments.var.to(wide)
+        return composite(
+            x.to(wide), mean, var, weight, bias, eps, activation, residual, negative_slope, mask
+        ).to(x.dtype)  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # noqa: D102
+        x, weight, bias, residual = ctx.saved_tensors
+        eps, activation, slope, mask, reduce = ctx.setting
+        needs = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            inputs = [t for t, need in zip((x, weight, bias, residual), needs, strict=False) if need]
+            with torch.enable_grad():
+                y = composite(
+                    x, None, None, weight, bias, eps, activation, residual, slope, mask, 1, reduce, ctx.moments.count
+                )  # fmt: skip
+                found = list(torch.autograd.grad(y, inputs, dy, create_graph=True))
+            grads = [found.pop(0) if need else None for need in needs[:4]]
+            return (*grads, None, None, None, None, None, None)
+        wide = _arithmetic(x)
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        count, mean, var = ctx.moments
+        centred = x.to(wide) - mean.to(wide).reshape(shape)
+        g = dy.to(wide)
+        if activation != "none":
+            with torch.enable_grad():
+                z = composite(
+                    x.to(wide), mean.to(wide), var.to(wide), weight, bias, eps, "none", residual, slope, mask
+                ).detach().requires_grad_()  # fmt: skip
+                (g,) = torch.autograd.grad(activate(z, activation, slope), z, g)
+        if mask is not None:
+            g = torch.where(mask.unsqueeze(1), g, 0)
+            centred = torch.where(mask.unsqueeze(1), centred, 0)
+        high = _wide(x)
+        mine = torch.cat((_summed(g.to(high), 1), _summed((g * centred).to(high), 1)))
+        invstd = torch.rsqrt(var + eps)
+        dweight = (mine[1] * invstd).to(weight.dtype) if needs[1] else None
+        dbias = mine[0].to(bias.dtype) if needs[2] else None
+        sums = reduce(mine) / count.clamp(min=1)
+        scale = invstd if weight is None else invstd * weight.to(invstd.dtype)
+        slope_of_x = (sums[1] * invstd * invstd).to(wide).reshape(shape)
+        dx = (g - sums[0].to(wide).reshape(shape) - centred * slope_of_x) * scale.to(wide).reshape(shape)
+        if mask is not None:
+            dx = torch.where(mask.unsqueeze(1), dx, 0)
+        return (
+            dx.to(x.dtype) if needs[0] else None,
+            dweight,
+            dbias,
+            g.to(dy.dtype) if needs[3] else None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _arithmetic(x: Tensor) -> torch.dtype:
+    """Numbers of fewer bits than float32 are worked on as float32."""
+    return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,75 +14,59 @@ from torch.utils.hooks import RemovableHandle
 
 from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError
-from batchnorm.functional import normalize
+from batchnorm.functional import moments
 from batchnorm.layers.batch import _Fast
+from batchnorm.moments import Moments, merged, update_running
 
 # Turns a layer's update off like False, and yet is not the False that no_update says inside the block.
 _HELD = 0
 _OPEN: WeakKeyDictionary[nn.Module, accumulate] = WeakKeyDictionary()
 
 
-class Moments:
-    """Count, mean and biased variance per channel of everything shown so far, merged exactly in float64.
+class Seen:
+    """The moments of all that was shown, merged exactly in float64.
 
-    >>> seen = Moments()
+    >>> seen = Seen()
     >>> seen.add(torch.tensor([[0.0], [2.0]])), seen.add(torch.tensor([[10.0], [12.0]]))
     (True, True)
-    >>> seen.count, seen.mean.item(), seen.var.item()
+    >>> seen.count, seen.moments.mean.item(), seen.moments.var.item()
     (4, 6.0, 26.0)
     """
 
     def __init__(self) -> None:
+        self.moments: Moments | None = None
         self.count = 0
-        self.batches = 0
         self.examples = 0
-        self.mean = torch.zeros(())
-        self.var = torch.zeros(())
 
     @torch.no_grad()
-    def add(self, x: Tensor) -> bool:
-        """Merge a batch (Chan, Golub & LeVeque 1979), unless its moments are not finite; say whether it was.
+    def add(self, x: Tensor, mask: Tensor | None = None) -> bool:
+        """Merge a batch with what was there, unless its moments are not finite; say whether they were.
 
-        >>> Moments().add(torch.tensor([[1.0], [float("nan")]]))
+        >>> Seen().add(torch.tensor([[1.0], [float("nan")]]))
         False
         """
-        count = x.numel() // max(x.shape[1], 1)
-        if count == 0:
-            return True
-        moments = _moments(x.detach(), count)
-        if moments is None:
+        part = moments(x.detach(), mask=mask)
+        count = int(part.count)
+        if not bool(torch.isfinite(part.mean).all() & torch.isfinite(part.var).all()):
             return False
-        mean, var = moments
-        share = count / (self.count + count)
-        apart = mean - self.mean.to(mean)
-        self.var = (1 - share) * self.var.to(var) + share * var + share * (1 - share) * apart**2
-        self.mean = self.mean.to(mean) + share * apart
+        if count:
+            if self.moments is not None:
+                old = (tensor.to(part.mean.device) for tensor in self.moments)
+                part = merged(Moments(*(torch.stack(pair) for pair in zip(old, part, strict=True))))
+            self.moments = part
         self.count += count
-        self.batches += 1
         self.examples += x.shape[0]
         return True
 
-    def unbiased(self) -> Tensor:
-        """The variance as running statistics keep it.
 
-        >>> seen = Moments()
-        >>> _ = seen.add(torch.tensor([[0.0], [2.0]]))
-        >>> seen.unbiased().item()
-        2.0
-        """
-        return self.var * (self.count / max(self.count - 1, 1))
+def shown(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """Pick the input and the mask, if any, out of what a layer is called with.
 
-
-def _moments(x: Tensor, count: int) -> tuple[Tensor, Tensor] | None:
-    """Mean and biased variance per channel in float64, or None if they are not finite."""
-    wide = torch.float32 if x.device.type == "mps" else torch.float64  # which Apple's GPUs lack
-    if x.dtype == torch.float64 or count == 1:
-        var, mean = torch.var_mean(x.to(wide), [0, *range(2, x.dim())], correction=0)
-        return (mean, var) if bool(torch.isfinite(var).all() & torch.isfinite(mean).all()) else None
-    # An update with momentum 1 leaves the moments in the buffers: ten times faster than var_mean.
-    mean, var = (torch.zeros(x.shape[1], device=x.device) for _ in range(2))
-    _, finite = normalize(x, mean, var, None, None, True, 1.0, 1e-5, None, None, 0.0, "accumulate")
-    return (mean.to(wide), var.to(wide) * ((count - 1) / count)) if bool(finite) else None
+    >>> shown(nn.BatchNorm1d(2), (), {"input": torch.zeros(1, 2)})
+    (tensor([[0., 0.]]), None)
+    """
+    given = signature(layer.forward).bind(*arguments, **keywords).arguments
+    return given["input"], given.get("mask")
 
 
 class accumulate:
@@ -110,7 +95,7 @@ class accumulate:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._seen: dict[_BatchNorm, Moments] = {}
+        self._seen: dict[_BatchNorm, Seen] = {}
         self._switches: list[tuple[_BatchNorm, str, Any]] = []
         self._handles: list[RemovableHandle] = []
         self._state = "new"
@@ -179,29 +164,24 @@ class accumulate:
                 due = layer.training and old
             if not due or layer.running_mean is None or type(getattr(layer, name)) is not int:
                 return
-            x = arguments[0] if arguments else keywords["input"]
-            if isinstance(layer, _Fast) and layer.one_value == "running" and x.numel() == x.shape[1]:
+            x, mask = shown(layer, arguments, keywords)
+            if isinstance(layer, _Fast) and layer.one_value == "running" and layer._has_one_value(x, mask):
                 return
-            if not self._seen.setdefault(layer, Moments()).add(x):
+            if not self._seen.setdefault(layer, Seen()).add(x, mask):
                 report_nonfinite(False, getattr(layer, "nonfinite", "reject"), type(layer).__name__)
 
         return watch
 
 
-@torch.no_grad()
-def _commit(seen: dict[_BatchNorm, Moments]) -> None:
-    """Let each layer's moments enter its running statistics, once; all are computed before any is written."""
-    new: list[tuple[Tensor, Tensor]] = []
-    for layer, moments in seen.items():
+def _commit(seen: dict[_BatchNorm, Seen]) -> None:
+    """Let the moments of each layer enter its running statistics, once."""
+    for layer, all_of_it in seen.items():
         mean, var, tracked = layer.running_mean, layer.running_var, layer.num_batches_tracked
-        if moments.count < 2 or mean is None or var is None:
+        if all_of_it.count < 2 or all_of_it.moments is None or mean is None or var is None:
             continue
         momentum = layer.momentum
         if momentum is None:  # every step so far weighs the same
             momentum = 0.0 if tracked is None else 1.0 / (float(tracked) + 1.0)
-        for buffer, value in ((mean, moments.mean), (var, moments.unbiased())):
-            new.append((buffer, torch.lerp(buffer.to(value), value.to(buffer.device), momentum)))
+        moved = update_running(mean, var, Moments(*(t.to(mean.device) for t in all_of_it.moments)), momentum)
         if tracked is not None:
-            new.append((tracked, tracked + 1))
-    for buffer, value in new:
-        buffer.copy_(value)
+            tracked.add_(moved)

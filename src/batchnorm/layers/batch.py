@@ -13,6 +13,7 @@ from batchnorm.checks import NONFINITE, report_nonfinite
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import normalize
 from batchnorm.kernels.native import ACTIVATIONS
+from batchnorm.masks import as_mask
 
 STATISTICS = ("auto", "batch", "running")
 ONE_VALUE = ("raise", "running")
@@ -32,6 +33,7 @@ class _Fast(_BatchNorm):
     nonfinite: str = "reject"
     one_value: str = "raise"
     dimensions: tuple[int, ...] = ()  # of an input; empty: any from two up
+    additions: tuple[str, ...] = ("activation", "negative_slope", "statistics", "update", "nonfinite", "one_value")
 
     def __init__(
         self,
@@ -85,25 +87,29 @@ class _Fast(_BatchNorm):
             if parameter is not None:
                 parameter.requires_grad_(value)
 
-    def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
+    def forward(self, input: Tensor, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Normalise, add ``residual`` if one is given, apply the layer's activation.
 
         >>> layer = BatchNorm2d(8, activation="relu")
         >>> x = torch.randn(4, 8, 6, 6)
         >>> bool((layer(x, residual=x) >= 0).all())
         True
+
+        ``mask`` is for padded batches: true where a position counts, or the lengths. The rest is not looked at, and
+        is zero in the output.
         """
         if isinstance(input, Proxy):  # torch.fx is tracing: be one node of the graph, as torch's own layers are
             tracer = input.tracer
-            arguments = (input,) if residual is None else (input, residual)
-            return cast(Tensor, tracer.create_proxy("call_module", tracer.path_of_module(self), arguments, {}))
+            given = {"residual": residual, "mask": mask}
+            named = {name: value for name, value in given.items() if value is not None}
+            return cast(Tensor, tracer.create_proxy("call_module", tracer.path_of_module(self), (input,), named))
         self._check_input_dim(input)
         mean, var = self.running_mean, self.running_var
         tracked = mean is not None and var is not None
         auto = self.statistics == "auto"
         from_batch = (self.training or not tracked) if auto else self._takes_batch()
         update = tracked and (self.training and self.track_running_stats if self.update is None else self.update)
-        if self.one_value == "running" and tracked and input.dim() > 1 and input.numel() == input.shape[1]:
+        if self.one_value == "running" and tracked and self._has_one_value(input, mask):
             from_batch = update = False  # one value is its own mean, and has no variance
         momentum = 0.0
         if update:
@@ -111,12 +117,12 @@ class _Fast(_BatchNorm):
         finite: Tensor | bool | None
         if from_batch:
             y, finite = self._apply_to(
-                input, residual, mean if update else None, var if update else None, True, momentum
+                input, residual, mean if update else None, var if update else None, True, momentum, mask
             )
         else:
-            y, finite = self._apply_to(input, residual, mean, var, False, 0.0)
+            y, finite = self._apply_to(input, residual, mean, var, False, 0.0, mask)
             if update:
-                finite = self._observe(input, momentum)
+                finite = self._observe(input, momentum, mask)
         if finite is not None:  # an update was due
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(1 if finite is True else finite)
@@ -132,7 +138,9 @@ class _Fast(_BatchNorm):
         var: Tensor | None,
         training: bool,
         momentum: float,
+        mask: Tensor | None,
     ) -> tuple[Tensor, Tensor | bool | None]:
+        """Normalise with the batch's statistics (``training``) or the given ones: what other layers do differently."""
         return normalize(
             x,
             mean,
@@ -146,7 +154,19 @@ class _Fast(_BatchNorm):
             residual,
             self.negative_slope,
             type(self).__name__,
+            mask,
+            self._groups(x) if training else 1,
         )
+
+    def _groups(self, x: Tensor) -> int:
+        """Into how many groups the batch falls, each with statistics of its own."""
+        return 1
+
+    def _has_one_value(self, x: Tensor, mask: Tensor | None) -> bool:
+        """Whether a channel has a single value, or with a mask perhaps none."""
+        if x.dim() < 2 or mask is None or torch.compiler.is_compiling():  # a compiled graph cannot ask a mask
+            return x.dim() > 1 and x.numel() == x.shape[1]
+        return int(as_mask(mask, x, type(self).__name__).sum()) < 2
 
     def _takes_batch(self) -> bool:
         if self.statistics not in STATISTICS:  # the attribute was set to something else
@@ -157,7 +177,7 @@ class _Fast(_BatchNorm):
         return self.statistics == "batch"
 
     @torch.no_grad()
-    def _observe(self, input: Tensor, momentum: float) -> Tensor | bool | None:
+    def _observe(self, input: Tensor, momentum: float, mask: Tensor | None) -> Tensor | bool | None:
         """Update the running statistics with a batch that they themselves normalise."""
         if input.numel() == input.shape[1]:
             raise BatchNormError(
@@ -167,7 +187,10 @@ class _Fast(_BatchNorm):
                 do="drop the last short batch (drop_last=True), use larger batches, or do not update (update=False)",
             )
         mean, var = self.running_mean, self.running_var
-        return normalize(input.detach(), mean, var, None, None, True, momentum, self.eps, None, None, 0.0, "")[1]
+        where = type(self).__name__
+        return normalize(
+            input.detach(), mean, var, None, None, True, momentum, self.eps, None, None, 0.0, where, mask
+        )[1]  # fmt: skip
 
     def _factor(self) -> float:
         """With momentum None, every batch so far weighs the same."""
@@ -192,8 +215,8 @@ class _Fast(_BatchNorm):
         """
         added = [
             f"{name}={getattr(self, name)!r}"
-            for name in ("activation", "negative_slope", "statistics", "update", "nonfinite", "one_value")
-            if getattr(self, name) != getattr(_Fast, name)
+            for name in self.additions
+            if getattr(self, name) != getattr(type(self), name, None)
         ]
         torchs: str = super().extra_repr()  # type: ignore[no-untyped-call]
         return ", ".join([torchs, *added])
@@ -210,6 +233,7 @@ class BatchNorm1d(_Fast, nn.BatchNorm1d):
 
     - ``activation``: none, relu, relu6, leaky_relu (``negative_slope``), silu, applied in the same pass;
       ``forward(x, residual=r)`` adds ``r`` before it.
+    - ``forward(x, mask=m)``: padding is left out of the statistics (see `batchnorm.MaskedBatchNorm`).
     - three switches that survive ``train()`` and ``eval()``: ``statistics`` ("batch", "running", or "auto": the
       batch's in training), ``update`` (True, False, or None: in training), ``learn`` (whether gamma and beta learn).
     - ``nonfinite``: what to do with a batch that has NaN or infinite moments: "reject" (warn) or "raise". Its

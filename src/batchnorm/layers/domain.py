@@ -147,7 +147,13 @@ add_domain
             ) from error
         return self
 
-    def forward(self, input: Tensor, residual: Tensor | None = None, domain: Domains | None = None) -> Tensor:
+    def forward(
+        self,
+        input: Tensor,
+        residual: Tensor | None = None,
+        domain: Domains | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """Normalise with the domain chosen, or with ``domain``: a name, or a name or an index for each example.
 
         >>> layer = DomainBatchNorm(2, domains=("a", "b"))
@@ -165,10 +171,10 @@ add_domain
                     do=f"set layer.domain, or use_domain(model, ...), to one of {self._listed()}",
                 )
         if isinstance(domain, str):
-            return cast(Tensor, self._of(domain)(input, residual))
+            return cast(Tensor, self._of(domain)(input, residual, mask))
         groups = self._groups(input, domain)
         if len(groups) < 2:  # none in an empty batch, which is treated as one of the first domain
-            return cast(Tensor, self._of(next(iter(groups), self._names[0]))(input, residual))
+            return cast(Tensor, self._of(next(iter(groups), self._names[0]))(input, residual, mask))
         for name, rows in groups.items():
             self._check_group(name, len(rows), input)
         parts, order = [], []
@@ -177,7 +183,8 @@ add_domain
                 pick: Any = slice(rows[0], rows[-1] + 1)
             else:
                 pick = torch.tensor(rows, device=input.device)
-            parts.append(self._of(name)(input[pick], None if residual is None else residual[pick]))
+            given = (None if tensor is None else tensor[pick] for tensor in (input, residual, mask))
+            parts.append(self._of(name)(*given))
             order += rows
         y = torch.cat(parts)
         if order != sorted(order):

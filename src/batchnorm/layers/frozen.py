@@ -101,19 +101,19 @@ class FrozenBatchNorm(_Fast):
             shift = shift + self.bias.detach().double()
         return scale.to(mean.dtype), shift.to(mean.dtype)
 
-    def forward(self, input: Tensor, residual: Tensor | None = None, **more: Any) -> Tensor:
+    def forward(self, input: Tensor, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Normalise, add ``residual`` if one is given, apply the layer's activation.
 
         >>> FrozenBatchNorm(8, activation="relu")(torch.randn(4, 8, 6)).min() >= 0
         tensor(True)
         """
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() and mask is None:
             shape = [1, -1, *[1] * (input.dim() - 2)]
             scale, shift = (constant.reshape(shape) for constant in self.scale_and_shift())
             z = input * scale + shift
             z = z if residual is None else z + residual
             return activate(z, self.activation or "none", self.negative_slope).to(input.dtype)
-        y = super().forward(input, residual, **more)
+        y = super().forward(input, residual, mask)
         if not torch.compiler.is_compiling() and isinstance(input, Tensor) and self.seen != input.dim():
             self.seen = input.dim()
         return y

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
-from batchnorm.layers.accumulate import Moments
+from batchnorm.layers.accumulate import Seen, shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.switches import _turned
 from batchnorm.records import Change, Report
@@ -180,7 +180,7 @@ def _observe(
         raise BatchNormError(
             "there are no batches", where="adapt", do="give at least one (an iterator is used up once)"
         )
-    adapted.examples = max(site.moments.examples for site in seen.values())
+    adapted.examples = max(site.all.examples for site in seen.values())
     adapted.sortedness = max(site.sortedness() for site in seen.values())
     return seen
 
@@ -189,29 +189,30 @@ class _Site:
     """What one layer saw: its moments, and those of its examples, to tell a shuffled stream from a sorted one."""
 
     def __init__(self) -> None:
-        self.moments = Moments()
+        self.all = Seen()
+        self.examples = Seen()  # each by its mean over positions
         self.within = torch.zeros(())  # sum over batches of the squares of examples about their batch's mean
-        self.examples = Moments()
         self.batches = 0
 
     @torch.no_grad()
-    def add(self, x: Tensor) -> bool:
-        if not self.moments.add(x):
+    def add(self, x: Tensor, mask: Tensor | None) -> bool:
+        if not self.all.add(x, mask):
             return False
-        means = x.detach().double() if x.dim() == 2 else x.detach().mean([*range(2, x.dim())], dtype=torch.float64)
-        self.within = self.within.to(means) + means.var(0, correction=0) * len(means)
-        self.examples.add(means)
-        self.batches += 1
+        if mask is None:  # of padded batches nobody asks whether they are sorted
+            means = x.detach().double() if x.dim() == 2 else x.detach().mean([*range(2, x.dim())], dtype=torch.float64)
+            self.within = self.within.to(means) + means.var(0, correction=0) * len(means)
+            self.examples.add(means)
+            self.batches += 1
         return True
 
     def sortedness(self) -> float:
         """The share of the variance of examples that lies between batches (intraclass correlation), if significant."""
         count, batches = self.examples.count, self.batches
-        if batches < 2 or count - batches < 2:
+        if batches < 2 or count - batches < 2 or self.examples.moments is None:
             return 0.0
         # An analysis of variance per channel, averaged over those that vary.
         within = self.within / (count - batches)
-        between = (self.examples.var * count - self.within) / (batches - 1)
+        between = (self.examples.moments.var * count - self.within) / (batches - 1)
         alive = within > 0
         if not bool(alive.any()):
             return 0.0
@@ -228,8 +229,7 @@ def _watch(seen: dict[_BatchNorm, _Site]) -> Iterator[list[bool]]:
 
     def look(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         assert isinstance(layer, _BatchNorm)
-        x = arguments[0] if arguments else keywords["input"]
-        if active[0] and not seen[layer].add(x):
+        if active[0] and not seen[layer].add(*shown(layer, arguments, keywords)):
             report_nonfinite(False, getattr(layer, "nonfinite", "reject"), type(layer).__name__)
 
     handles = [layer.register_forward_pre_hook(look, with_kwargs=True) for layer in seen]
@@ -250,11 +250,11 @@ def _write(
 ) -> Report:
     changes: list[Change] = []
     for path, layer in layers:
-        moments = seen[layer].moments
-        if not moments.count:
+        moments, examples = seen[layer].all.moments, seen[layer].all.examples
+        if moments is None:
             left[path] = "these batches did not reach it"
             continue
-        weight = moments.examples / (moments.examples + prior)
+        weight = examples / (examples + prior)
         for name, value in (("running_mean", moments.mean), ("running_var", moments.var)):
             buffer = getattr(layer, name)
             old = _short(buffer)
