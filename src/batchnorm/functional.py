@@ -92,7 +92,7 @@ def moments(x: Tensor, *, mask: Tensor | None = None, groups: int = 1) -> Moment
     else:
         x, like, _ = _dense(x, mask is not None)
         marks = None if mask is None else mask.contiguous().view(torch.uint8)
-        setting = Setting(kernel.run, like, None, True, 0.0, 0.0, 0.0, "none", groups, x.shape[0], marks)
+        setting = Setting(kernel.run, like, None, True, 0.0, 0.0, 0.0, "none", None, None, groups, x.shape[0], marks)
         both = differentiable.moments(x, setting)
         found = Moments(fallback.counts(x, mask, groups), both[:, 0], both[:, 1])
     return found if groups > 1 else Moments(found.count[0], found.mean[0], found.var[0])
@@ -160,18 +160,19 @@ def normalize(
     if residual is not None and residual.stride() != x.stride():
         residual = torch.empty_like(x).copy_(residual)
     slope = negative_slope if name == "leaky_relu" else 0.0
+    by_kernel = moments is None and groups == 1
+    buffers = (running_mean, running_var) if by_kernel or not training else (None, None)
     if plain:
-        setting = Setting(kernel.run, like, layout, training, momentum, eps, slope, name)
+        setting = Setting(kernel.run, like, layout, training, momentum, eps, slope, name, running_mean, running_var)
     else:
         marks = None if mask is None else mask.contiguous().view(torch.uint8)
         if not training:
             groups = 1
         setting = Setting(
-            kernel.run, like, layout, training, momentum, eps, slope, name, groups, x.shape[0], marks, moments, reduce
-        )
-    by_kernel = moments is None and groups == 1
-    buffers = (running_mean, running_var) if by_kernel or not training else (None, None)
-    y, status, found = differentiable.differentiable(x, weight, bias, residual, *buffers, setting)
+            kernel.run, like, layout, training, momentum, eps, slope, name, *buffers, groups, x.shape[0], marks,
+            moments, reduce,
+        )  # fmt: skip
+    y, status, found = differentiable.differentiable(x, weight, bias, residual, setting)
     if not training or running_mean is None or running_var is None:
         return y, None
     if by_kernel:

@@ -29,6 +29,8 @@ class Setting(NamedTuple):
     eps: float
     slope: float
     activation: str
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
     groups: int = 1
     samples: int = 0
     mask: Tensor | None = None  # uint8, one number per sample and position
@@ -41,8 +43,6 @@ def differentiable(
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
     setting: Setting,
 ) -> tuple[Tensor, int, Tensor | None]:
     """Return the output, the kernel's status (0: all moments are finite), and the moments if they were asked for."""
@@ -53,17 +53,17 @@ def differentiable(
         or (residual is not None and residual.requires_grad)
     ):
         told: list[Any] = []
-        y: Tensor = _Native.apply(x, weight, bias, residual, running_mean, running_var, setting, told)  # type: ignore[no-untyped-call]
+        y: Tensor = _Native.apply(x, weight, bias, residual, (setting, told))  # type: ignore[no-untyped-call]
         return y, told[0], told[1]
-    y, _, status, moments = _forward(x, weight, bias, residual, running_mean, running_var, setting)
+    y, _, status, moments = _forward(x, weight, bias, residual, setting)
     return y, status, moments
 
 
 def moments(x: Tensor, setting: Setting) -> Tensor:
     """Return mean and biased variance, shape (groups, 2, channels), in float64."""
     groups, channels = setting.groups, setting.like[1]
-    found = torch.empty((groups, 2, channels), dtype=torch.float64, device="cpu")
-    scratch = torch.empty((groups, native.SAVED_ROWS, channels), dtype=torch.float32, device="cpu")
+    found = x.new_empty((groups, 2, channels), dtype=torch.float64)
+    scratch = x.new_empty((groups, native.SAVED_ROWS, channels), dtype=torch.float32)
     code = _call(setting, native.MOMENTS, AUX_NONE, x, None, None, None, None, scratch, moments=found)
     _done(code, x)
     return found
@@ -140,13 +140,12 @@ def _forward(
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
     setting: Setting,
 ) -> tuple[Tensor, Tensor, int, Tensor | None]:
     groups, channels, training = setting.groups, setting.like[1], setting.training
+    running_mean, running_var = setting.running_mean, setting.running_var
     y = torch.empty_like(x)
-    saved = torch.empty((groups * native.SAVED_ROWS, channels), dtype=torch.float32, device="cpu")
+    saved = x.new_empty((groups * native.SAVED_ROWS, channels), dtype=torch.float32)
     mean32, var32 = _float32(running_mean), _float32(running_var)
     moments = None
     if setting.moments is not None:
@@ -155,7 +154,7 @@ def _forward(
     elif training:
         operation = native.TRAIN
         if groups > 1:
-            moments = torch.empty((groups, 2, channels), dtype=torch.float64, device="cpu")
+            moments = x.new_empty((groups, 2, channels), dtype=torch.float64)
     else:
         operation = native.EVAL
     code = _call(
@@ -175,13 +174,12 @@ def _forward(
         moments=moments,
     )
     _done(code, x)
-    if training and code == 0:
-        for buffer, copy in ((running_mean, mean32), (running_var, var32)):
-            if buffer is not None and copy is not None:
-                if copy is not buffer:
-                    buffer.copy_(copy)
-                else:
-                    increment_version(buffer)
+    if training and code == 0 and running_mean is not None and running_var is not None:
+        if mean32 is running_mean and var32 is running_var:
+            increment_version((running_mean, running_var))
+        else:
+            running_mean.copy_(mean32)  # type: ignore[arg-type]
+            running_var.copy_(var32)  # type: ignore[arg-type]
     if setting.layout is not None:
         y = y.contiguous(memory_format=setting.layout)
     return y, saved, code, moments
@@ -197,12 +195,10 @@ class _Native(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         residual: Tensor | None,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        setting: Setting,
-        told: list[Any],
+        rest: tuple[Setting, list[Any]],
     ) -> Tensor:
-        y, saved, code, moments = _forward(x, weight, bias, residual, running_mean, running_var, setting)
+        setting, told = rest
+        y, saved, code, moments = _forward(x, weight, bias, residual, setting)
         told += (code, moments)
         # With a residual, the activation's slope is told by the output (or, for silu, by the residual); without
         # one, by x, which is needed anyway.
@@ -231,8 +227,8 @@ class _Native(torch.autograd.Function):
         if dy.stride() != ctx.strides:
             dy = torch.empty_like(x).copy_(dy)
         dx = torch.empty_like(x)
-        dweight = torch.empty_like(weight, dtype=torch.float32) if weight is not None and needs[1] else None
-        dbias = torch.empty_like(bias, dtype=torch.float32) if bias is not None and needs[2] else None
+        dweight = saved.new_empty(weight.shape) if needs[1] else None
+        dbias = saved.new_empty(bias.shape) if needs[2] else None
         dresidual = torch.empty_like(x) if needs[3] and setting.activation != "none" else None
         if setting.reduce is None:
             operation = native.BACKWARD_TRAIN if setting.training else native.BACKWARD_EVAL
@@ -251,7 +247,7 @@ class _Native(torch.autograd.Function):
             )
         else:
             assert setting.moments is not None
-            sums = torch.empty((2, setting.like[1]), dtype=torch.float64, device="cpu")
+            sums = x.new_empty((2, setting.like[1]), dtype=torch.float64)
             code = _call(
                 setting,
                 native.GRAD_SUMS,
@@ -289,12 +285,9 @@ class _Native(torch.autograd.Function):
             dresidual = dy if setting.mask is None else torch.where(_positions(setting.mask, x), dy, 0)
         return (
             dx if needs[0] else None,
-            None if dweight is None else dweight.to(weight.dtype),
-            None if dbias is None else dbias.to(bias.dtype),
+            dweight if dweight is None or weight.dtype is torch.float32 else dweight.to(weight.dtype),
+            dbias if dbias is None or bias.dtype is torch.float32 else dbias.to(bias.dtype),
             dresidual,
-            None,
-            None,
-            None,
             None,
         )
 
@@ -338,7 +331,7 @@ def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     dresidual = None
     if needs[3]:
         dresidual = grads.pop(0) if residual is not None else dz
-    return dx, dweight, dbias, dresidual, None, None, None, None
+    return dx, dweight, dbias, dresidual, None
 
 
 def _transformed(dy: Tensor) -> bool:
