@@ -232,6 +232,20 @@ def test_single_values(path):
     torch.testing.assert_close(layer.running_mean, x[:4].mean(0))
 
 
+def test_micro_batches_of_one_value_make_a_batch(path):
+    """Where running statistics normalise, one example has its place."""
+    layer = bn.BatchNorm1d(4, statistics="running", update=True, momentum=1.0)
+    before, x = buffers_of(layer), torch.randn(3, 4)
+    with bn.accumulate(layer):
+        layer(x[:1])
+    assert_buffers(layer, before)  # one value in all has no variance
+    with bn.accumulate(layer):
+        for part in x.split(1):
+            layer(part)
+    torch.testing.assert_close(layer.running_var, x.var(0))
+    assert int(layer.num_batches_tracked) == 1
+
+
 @CLASSES
 def test_compiled(classes):
     torch._dynamo.reset()
