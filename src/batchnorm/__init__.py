@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from batchnorm.layers.recurrent_cells import BatchNormGRUCell, BatchNormLSTMCell
     from batchnorm.layers.renorm import BatchRenorm, Ramp
     from batchnorm.layers.switches import no_update, use_batch_statistics
+    from batchnorm.layers.sync import SyncBatchNorm
     from batchnorm.memory import keep_freed_memory
     from batchnorm.optim import param_groups
     from batchnorm.transforms.adapt import adapt
+    from batchnorm.transforms.convert import convert
     from batchnorm.transforms.freeze import freeze, unfreeze
 
 __version__ = "0.1.0"
@@ -61,9 +63,11 @@ _HOME = {
     "Ramp": "layers.renorm",
     "no_update": "layers.switches",
     "use_batch_statistics": "layers.switches",
+    "SyncBatchNorm": "layers.sync",
     "keep_freed_memory": "memory",
     "param_groups": "optim",
     "adapt": "transforms.adapt",
+    "convert": "transforms.convert",
     "freeze": "transforms.freeze",
     "unfreeze": "transforms.freeze",
     "functional": "",
@@ -91,8 +95,10 @@ __all__ = [
     "NonFiniteBatch",
     "Ramp",
     "SplitBatchNorm",
+    "SyncBatchNorm",
     "accumulate",
     "adapt",
+    "convert",
     "freeze",
     "functional",
     "keep_freed_memory",
