@@ -144,7 +144,7 @@ def normalize(
             mask = as_mask(mask, x, where)
         check_statistics(x, training, mask, groups, moments, reduce, where)
         if not training:  # then nobody asks what the batch is
-            groups, moments, reduce = 1, None, None
+            groups, moments, reduce, plain = 1, None, None, mask is None
     if (
         kernel is None
         or not _serves(x, running_mean, running_var, weight, bias, residual)

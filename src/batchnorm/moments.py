@@ -60,8 +60,8 @@ def update_running(running_mean: Tensor, running_var: Tensor, moments: Moments, 
     """
     count, mean, var = moments
     unbiased = var * (count / (count - 1).clamp(min=1))
-    new_mean = (momentum * mean + (1 - momentum) * running_mean).to(running_mean.dtype)
-    new_var = (momentum * unbiased + (1 - momentum) * running_var).to(running_var.dtype)
+    new_mean = (momentum * mean + (1 - momentum) * running_mean.to(mean.dtype)).to(running_mean.dtype)
+    new_var = (momentum * unbiased + (1 - momentum) * running_var.to(var.dtype)).to(running_var.dtype)
     some = count > 1
     return replace_if_finite(
         running_mean, running_var, torch.where(some, new_mean, running_mean), torch.where(some, new_var, running_var)
