@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
+    from batchnorm.distributed.shuffle import shuffled
     from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
     from batchnorm.layers.accumulate import accumulate
     from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
@@ -42,6 +43,7 @@ _HOME = {
     "BatchNorm1d": "layers.batch",
     "BatchNorm2d": "layers.batch",
     "BatchNorm3d": "layers.batch",
+    "shuffled": "distributed.shuffle",
     "BatchNormError": "errors",
     "BatchNormWarning": "errors",
     "NonFiniteBatch": "errors",
@@ -107,6 +109,7 @@ __all__ = [
     "no_update",
     "param_groups",
     "reference",
+    "shuffled",
     "unfreeze",
     "use_batch_statistics",
     "use_domain",
