@@ -13,12 +13,19 @@ import batchnorm
 
 DOCUMENTED = [
     "batchnorm",
+    "batchnorm.checks",
     "batchnorm.errors",
     "batchnorm.functional",
     "batchnorm.kernels.fallback",
+    "batchnorm.kernels.native",
     "batchnorm.layers",
     "batchnorm.layers.batch",
+    "batchnorm.layers.ghost",
+    "batchnorm.layers.masked",
+    "batchnorm.layers.renorm",
     "batchnorm.layers.switches",
+    "batchnorm.masks",
+    "batchnorm.moments",
 ]
 
 
