@@ -19,9 +19,7 @@ DOCUMENTED = [
     *(
         module.name
         for module in pkgutil.walk_packages(batchnorm.__path__, "batchnorm.")
-        if not module.name.startswith(
-            ("batchnorm.lab", "batchnorm.bench.", "batchnorm.cli", "batchnorm.__main__", "batchnorm.kernels._")
-        )
+        if not module.name.startswith(ELSEWHERE)
     ),
 ]
 

@@ -6,8 +6,10 @@
 import subprocess
 
 import pytest
+import statistics_cases
 from kernel_cases import LARGE, POSITIONS, large, odd_shapes, path, threads, wrong
 from kernel_compiler import HERE, SOURCE, compile_c
+from statistics_cases import SHAPES, Case
 
 from batchnorm.kernels import native
 
@@ -56,4 +58,20 @@ def test_sixteen_lanes_over_odd_shapes(emulated, positions, layout):
 def test_sixteen_lanes_over_large_shapes(emulated, name, count):
     with path("avx512", emulated), threads(count):
         found = [sentence for case in large(name, count) for sentence in wrong(case, "avx512")]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("mask", [None, "random", "lengths", "islands", "samples"])
+def test_sixteen_lanes_over_masks_and_groups(emulated, mask, groups):
+    """Rows shorter than these vectors are where a mask takes another way than with eight lanes."""
+    cases = [
+        Case(shape, mask, groups, layout, activation=activation, residual=True, reduce=groups == 1, given=groups == 3)
+        for shape in [*SHAPES[:4], (8, 4, 16), (6, 3, 31)]
+        for layout in ("contiguous", "channel_last")
+        for activation in ("none", "relu", "silu")
+        if shape[0] >= 2 * groups
+    ]
+    with path("avx512", emulated), threads(1):
+        found = [sentence for case in cases for sentence in statistics_cases.wrong(case, "avx512")]
     assert not found, "\n".join(found)

@@ -187,7 +187,7 @@ def moments(x: Tensor, mask: Tensor | None, groups: int) -> Moments:
     tensor([[2.]], dtype=torch.float64)
     """
     marks = None if mask is None else mask.unsqueeze(1)
-    wide = x.to(_wide(x))
+    wide = x.detach().to(_wide(x))  # forward-mode derivatives, too, end here
     if marks is not None:
         wide = torch.where(marks, wide, 0)
     count = counts(x, mask, groups)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -29,18 +30,19 @@ class Ramp:
     first: float
     last: float
 
-    def __call__(self, step: float) -> float:
-        """Return the number at a step.
+    def __call__(self, step: Any) -> Any:
+        """Return the number at a step, or, at a step that is a tensor, a tensor.
 
         >>> ramp = Ramp(10, 20, 0.0, 5.0)
         >>> ramp(0), ramp(15), ramp(99)
         (0.0, 2.5, 5.0)
         """
-        share = min(max((step - self.start) / max(self.end - self.start, 1), 0.0), 1.0)
+        share = (step - self.start) / max(self.end - self.start, 1)
+        share = share.clamp(0.0, 1.0) if isinstance(share, Tensor) else min(max(share, 0.0), 1.0)
         return self.first + share * (self.last - self.first)
 
 
-Schedule = float | Callable[[float], float]
+Schedule = float | Callable[[Any], Any]
 
 
 class BatchRenorm(_Fast):
@@ -56,7 +58,8 @@ class BatchRenorm(_Fast):
     of inference, normalised by the running statistics (as they were before this batch). Nothing flows back through
     r and d. In evaluation this is batch norm.
 
-    ``rmax`` and ``dmax`` are numbers, or functions of the batches seen so far; by default the paper's: rmax from 1 at
+    ``rmax`` and ``dmax`` are numbers, or functions of the number of batches seen so far (compiled, or on another device
+    than a CPU, of a tensor with that number, so that nobody has to wait for it); by default the paper's: rmax from 1 at
     step 5,000 to 3 at 40,000, dmax from 0 at 5,000 to 5 at 25,000, so that it begins as batch norm. A short training
     wants shorter ramps: ``rmax=Ramp(100, 800, 1.0, 3.0)``. The momentum is the paper's 0.01. It keeps one thing that
     differs from the paper: the variance is averaged, not the deviation, as in torch's buffers.
@@ -84,8 +87,10 @@ class BatchRenorm(_Fast):
                 do="leave track_running_stats at True, or use BatchNorm",
             )
         for name, value, least in (("rmax", rmax, 1.0), ("dmax", dmax, 0.0)):
-            if not callable(value) and not value >= least:
-                raise BatchNormError(f"{name} is {value!r}", where=where, do=f"use a number from {least:g} up")
+            if not callable(value) and not (isinstance(value, Real) and value >= least):
+                raise BatchNormError(
+                    f"{name} is {value!r}", where=where, do=f"use a number from {least:g} up, or a function"
+                )
         self.rmax, self.dmax = rmax, dmax
 
     def limits(self) -> tuple[float, float]:
@@ -94,9 +99,14 @@ class BatchRenorm(_Fast):
         >>> BatchRenorm(8).limits()
         (1.0, 0.0)
         """
-        seen = 0.0 if self.num_batches_tracked is None else float(self.num_batches_tracked)
-        rmax, dmax = (limit(seen) if callable(limit) else limit for limit in (self.rmax, self.dmax))
-        return rmax, dmax
+        return float(self._now(self.rmax)), float(self._now(self.dmax))
+
+    def _now(self, limit: Schedule) -> Any:
+        if not callable(limit):
+            return limit
+        seen = self.num_batches_tracked
+        assert seen is not None
+        return limit(float(seen) if seen.is_cpu and not torch.compiler.is_compiling() else seen)
 
     def _apply_to(
         self,
@@ -132,7 +142,7 @@ class BatchRenorm(_Fast):
     def _corrections(self, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
         assert self.running_mean is not None
         assert self.running_var is not None
-        rmax, dmax = self.limits()
+        rmax, dmax = self._now(self.rmax), self._now(self.dmax)
         sigma = torch.sqrt(self.running_var.to(var.dtype) + self.eps)
         r = (torch.sqrt(var + self.eps) / sigma).clamp(1 / rmax, rmax)
         d = ((mean - self.running_mean.to(mean.dtype)) / sigma).clamp(-dmax, dmax)
