@@ -54,11 +54,19 @@ INLINE void NAME(store)(void *p, int64_t i, vf v, int bf16) {
         memcpy((float *)p + i, &v, sizeof v);
         return;
     }
-    vu bits = (vu)v, nan = (vu)(v != v);
+    vu bits = (vu)v;
     bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+#if BN_ISA == 2
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps((__m256)v, (__m256)v, _CMP_UNORD_Q));
+    const __m256i all = _mm256_blendv_epi8((__m256i)bits, _mm256_set1_epi32(0x7fc0), nan);
+    _mm_storeu_si128((__m128i *)((uint16_t *)p + i),
+                     _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+#else
+    const vu nan = (vu)(v != v);
     bits = (bits & ~nan) | (nan & 0x7fc0);
     vh half = __builtin_convertvector(bits, vh);
     memcpy((uint16_t *)p + i, &half, sizeof half);
+#endif
 }
 
 INLINE double NAME(total)(const vd *v) {
