@@ -38,10 +38,6 @@ def test_lengths_along_several_axes():
     assert torch.equal(mask, expected)
 
 
-def test_a_length_beyond_the_end_is_the_end():
-    assert as_mask(torch.tensor([9]), torch.zeros(1, 3, 4)).all()
-
-
 def test_as_many_samples_as_channels():
     """A square input cannot be confused about which axis a mask belongs to."""
     x = torch.zeros(4, 4, 4)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
 from batchnorm.kernels.native import ACTIVATIONS
+from batchnorm.masks import readable
 from batchnorm.moments import Moments
 
 NONFINITE = ("reject", "raise")
@@ -196,7 +197,7 @@ groups leave a group with 1; use fewer groups or larger batches
             where=where,
             do="use fewer groups or larger batches",
         )
-    if mask is None or reduce is not None or torch.compiler.is_compiling() or not _readable(mask):
+    if mask is None or reduce is not None or not readable(mask):
         return
     parts = mask.tensor_split([g * len(mask) // groups for g in range(1, groups)])
     left, places = min((int(part.sum()), part.numel()) for part in parts)
@@ -207,17 +208,6 @@ groups leave a group with 1; use fewer groups or larger batches
             where=where,
             do='drop such batches, or normalise with running statistics (eval(), or statistics="running")',
         )
-
-
-def _readable(tensor: Tensor) -> bool:
-    """Whether a look at the values costs no wait and disturbs no transformation."""
-    return (
-        type(tensor) is Tensor
-        and tensor.device.type == "cpu"
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._get_tracing_state() is None
-    )
 
 
 def check_dtypes(

@@ -8,6 +8,22 @@ from torch import Tensor
 from batchnorm.errors import BatchNormError
 
 
+def readable(tensor: Tensor) -> bool:
+    """Whether a look at the values costs no wait and disturbs no transformation.
+
+    >>> readable(torch.zeros(2)), readable(torch.zeros(2, device="meta"))
+    (True, False)
+    """
+    return (
+        type(tensor) is Tensor
+        and tensor.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._get_tracing_state() is None
+    )
+
+
 def as_mask(given: Tensor, x: Tensor, where: str = "batch_norm") -> Tensor:
     """Return a boolean tensor of the shape of ``x`` without its channels: true where a position counts.
 
@@ -33,6 +49,11 @@ def as_mask(given: Tensor, x: Tensor, where: str = "batch_norm") -> Tensor:
     whole = not (given.dtype.is_floating_point or given.dtype.is_complex)
     if not whole or not positions or lengths.shape != (samples, len(positions)):
         raise _wrong(f"has dtype {given.dtype} and shape {list(given.shape)}", x, where)
+    if readable(given) and lengths.numel():
+        for axis, size in enumerate(positions):
+            low, high = int(lengths[:, axis].min()), int(lengths[:, axis].max())
+            if low < 0 or high > size:
+                raise _wrong(f"has a length of {low if low < 0 else high} for an axis of {size}", x, where)
     mask = torch.ones((samples, *positions), dtype=torch.bool, device=x.device)
     for axis, size in enumerate(positions):
         shape = [1] * (1 + len(positions))

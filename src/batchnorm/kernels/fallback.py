@@ -131,18 +131,20 @@ def composite(
 # ---- statistics of groups, of masked positions, of several processes ------------------------------------------------
 
 
-def group_sizes(samples: int, groups: int) -> list[int]:
-    """Say how many samples each group has: as equal as can be.
+# Group g of G has the samples from g*N//G up to (g+1)*N//G: sizes as equal as can be. Both functions are written
+# without a loop over samples or groups, so that a compiled graph serves batches of any size.
 
-    >>> group_sizes(7, 3)
-    [2, 2, 3]
-    """
-    return [(g + 1) * samples // groups - g * samples // groups for g in range(groups)]
+
+def _sizes(x: Tensor, groups: int) -> Tensor:
+    """How many samples each group has."""
+    ends = torch.arange(groups + 1, device=x.device) * x.shape[0] // groups
+    return ends[1:] - ends[:-1]
 
 
 def _owners(x: Tensor, groups: int) -> Tensor:
     """The group of each sample."""
-    return torch.tensor([g for g, n in enumerate(group_sizes(x.shape[0], groups)) for _ in range(n)], device=x.device)
+    samples = x.shape[0]
+    return ((torch.arange(samples, device=x.device) + 1) * groups - 1) // samples
 
 
 def _summed(x: Tensor, groups: int, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
@@ -163,8 +165,7 @@ def counts(x: Tensor, mask: Tensor | None, groups: int) -> Tensor:
     """
     wide = _wide(x)
     if mask is None:
-        positions = x.shape[2:].numel()
-        return torch.tensor([n * positions for n in group_sizes(x.shape[0], groups)], dtype=wide, device=x.device)
+        return (_sizes(x, groups) * x.shape[2:].numel()).to(wide)
     return _summed(mask.to(wide).unsqueeze(1), groups).squeeze(1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from inspect import signature
 from types import TracebackType
 from typing import Any
@@ -13,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from batchnorm.checks import report_nonfinite
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.functional import moments
 from batchnorm.layers.batch import _Fast
 from batchnorm.moments import Moments, merged, update_running
@@ -84,6 +85,7 @@ class accumulate:
     the variance misses what lies between the micro-batches. Here their moments are merged with their counts, in
     float64, and enter once, at the end of the block, with the layer's momentum; ``num_batches_tracked`` grows by one.
     It serves torch's layers as well as ours, and layers that do not update (evaluation mode, frozen) stay as they are.
+    Layers whose statistics are shared by several processes exchange them once, at the end of the block.
 
     What it cannot repair: each micro-batch is still normalised by its own moments, so outputs and gradients are those
     of small batches, noisier than the full batch's. For that use larger batches, statistics synchronised over several
@@ -108,6 +110,15 @@ class accumulate:
                 do="make a new one for each step",
             )
         layers = [(path, m) for path, m in self.model.named_modules() if isinstance(m, _BatchNorm)]
+        stepwise = [path for path, layer in layers if isinstance(layer, _Fast) and layer.per_step]
+        if stepwise:
+            warnings.warn(
+                f"accumulate: {stepwise[0]} keeps statistics for every time step, which each micro-batch updates, as "
+                "without accumulate",
+                BatchNormWarning,
+                stacklevel=2,
+            )
+        layers = [(path, layer) for path, layer in layers if path not in stepwise]
         for path, layer in layers:
             if layer in _OPEN:
                 raise BatchNormError(
@@ -132,9 +143,14 @@ class accumulate:
         if self._state == "ended":  # by discard
             return
         seen = self._seen
+        # Ranks that share their statistics exchange them here, also for a layer that saw nothing on this one.
+        for layer, _, old in self._switches:
+            if isinstance(layer, _Fast) and layer.training and old is not False and layer.running_mean is not None:
+                seen.setdefault(layer, Seen())
+        layers = [layer for layer, _, _ in self._switches]
         self.discard()
         if kind is None:
-            _commit(seen)
+            _commit({layer: seen[layer] for layer in layers if layer in seen})
 
     def discard(self) -> None:
         """End the accumulation and forget it: nothing enters the running statistics.
@@ -159,6 +175,10 @@ class accumulate:
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def watch(layer: _BatchNorm, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            if _OPEN.get(layer) is not self:  # a copy that was made inside the block: it is nobody's micro-batch
+                if type(getattr(layer, name)) is int:
+                    setattr(layer, name, old)
+                return
             due = layer.training and layer.track_running_stats if old is None else old
             if name == "track_running_stats":
                 due = layer.training and old
@@ -177,11 +197,31 @@ def _commit(seen: dict[_BatchNorm, Seen]) -> None:
     """Let the moments of each layer enter its running statistics, once."""
     for layer, all_of_it in seen.items():
         mean, var, tracked = layer.running_mean, layer.running_var, layer.num_batches_tracked
-        if all_of_it.count < 2 or all_of_it.moments is None or mean is None or var is None:
+        if mean is None or var is None:
+            continue
+        whole, _ = of_everybody(layer, all_of_it)
+        if int(whole.count) < 2:
             continue
         momentum = layer.momentum
         if momentum is None:  # every step so far weighs the same
             momentum = 0.0 if tracked is None else 1.0 / (float(tracked) + 1.0)
-        moved = update_running(mean, var, Moments(*(t.to(mean.device) for t in all_of_it.moments)), momentum)
+        moved = update_running(mean, var, Moments(*(t.to(mean.device) for t in whole)), momentum)
         if tracked is not None:
             tracked.add_(moved)
+
+
+def of_everybody(layer: _BatchNorm, seen: Seen) -> tuple[Moments, float]:
+    """Return the moments and the number of examples, those of all processes if the layer shares its statistics.
+
+    >>> seen = Seen()
+    >>> of_everybody(nn.BatchNorm1d(1), seen)[1], seen.add(torch.tensor([[0.0], [2.0]]))
+    (0.0, True)
+    >>> of_everybody(nn.BatchNorm1d(1), seen)[1]
+    2.0
+    """
+    zeros = torch.zeros(layer.num_features, dtype=torch.float64)
+    own = seen.moments or Moments(zeros.new_zeros(()), zeros, zeros)
+    whole = layer._of_all(own) if isinstance(layer, _Fast) else own
+    if not seen.count:  # how many values an example has, only the others know
+        return whole, float(whole.count)
+    return whole, seen.examples * float(whole.count) / seen.count

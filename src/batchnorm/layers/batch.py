@@ -14,6 +14,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.functional import normalize
 from batchnorm.kernels.native import ACTIVATIONS
 from batchnorm.masks import as_mask
+from batchnorm.moments import Moments
 
 STATISTICS = ("auto", "batch", "running")
 ONE_VALUE = ("raise", "running")
@@ -33,6 +34,7 @@ class _Fast(_BatchNorm):
     nonfinite: str = "reject"
     one_value: str = "raise"
     dimensions: tuple[int, ...] = ()  # of an input; empty: any from two up
+    per_step: bool = False  # whether there are statistics for every time step, which only a recurrent layer can use
     additions: tuple[str, ...] = ("activation", "negative_slope", "statistics", "update", "nonfinite", "one_value")
 
     def __init__(
@@ -158,12 +160,19 @@ class _Fast(_BatchNorm):
             self._groups(x) if training else 1,
         )
 
+    def _of_all(self, local: Moments) -> Moments:
+        """Merge moments that were taken here with those of everybody who shares the batch."""
+        return local
+
     def _groups(self, x: Tensor) -> int:
         """Into how many groups the batch falls, each with statistics of its own."""
         return 1
 
     def _has_one_value(self, x: Tensor, mask: Tensor | None) -> bool:
-        """Whether a channel has a single value, or with a mask perhaps none."""
+        """Whether a channel (of a group) has a single value, or with a mask or many groups perhaps none."""
+        groups = self._groups(x)
+        if groups > 1 and x.shape[0] // groups * x.shape[2:].numel() < 2:
+            return True
         if x.dim() < 2 or mask is None or torch.compiler.is_compiling():  # a compiled graph cannot ask a mask
             return x.dim() > 1 and x.numel() == x.shape[1]
         return int(as_mask(mask, x, type(self).__name__).sum()) < 2

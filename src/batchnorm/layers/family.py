@@ -287,7 +287,7 @@ def _check(norm: object, channels: object, dims: object, of: nn.Module | None) -
         )
     if isinstance(channels, bool) or not isinstance(channels, int) or channels < 1:
         refuse(f"channels is {channels!r}", "give a whole number from 1 up")
-    if dims is not None and dims not in _POSITIONS:
+    if dims is not None and (isinstance(dims, bool) or dims not in _POSITIONS):
         known = ", ".join(f"{number} for {shape}" for number, shape in _POSITIONS.items())
         refuse(f"dims, the number of position axes, is {dims!r}", f"use {known}, or None for any")
     if of is not None:

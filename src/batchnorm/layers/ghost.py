@@ -80,7 +80,7 @@ class SplitBatchNorm(_Fast):
     ) -> tuple[Tensor, Tensor | bool | None]:
         if not (training and self.shuffle):
             return super()._apply_to(x, residual, mean, var, training, momentum, mask)
-        order = torch.randperm(x.shape[0], device=x.device)
+        order = torch.rand(x.shape[0], device=x.device).argsort()  # torch.compile fails on randperm here
         dealt = [None if t is None else t[order] for t in (x, residual, mask)]
         assert dealt[0] is not None
         y, finite = super()._apply_to(dealt[0], dealt[1], mean, var, training, momentum, dealt[2])

@@ -32,6 +32,7 @@ class StepBatchNorm(_Fast):
     """
 
     dimensions = (2,)
+    per_step = True
     gamma: float = 0.1
 
     def __init__(

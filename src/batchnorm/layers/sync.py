@@ -115,14 +115,20 @@ class Synchronised(_Fast):
     def _whole_moments(self, x: Tensor, mask: Tensor | None, flags: int, group: Any) -> tuple[Moments, Line, list[int]]:
         """Merge the moments of all ranks: the one exchange of a forward pass."""
         self._check_channels(x)
+        return self._exchange(local_moments(x, mask=mask), flags, group)
+
+    def _exchange(self, local: Moments, flags: int, group: Any) -> tuple[Moments, Line, list[int]]:
         ledger = ledger_of(group)
         seat = ledger.seat(self, self.num_features)
         seat.calls += 1
         line = Line(seat, seat.calls, FORWARD, flags | (TRAINING if self.training else 0))
-        count, mean, var = local_moments(x, mask=mask)
-        rows, all_flags = gather(torch.cat((count.view(1), mean, var)), line, group)
+        rows, all_flags = gather(torch.cat((local.count.view(1), local.mean, local.var)), line, group)
         parts = Moments(rows[:, 0], rows[:, 1 : 1 + self.num_features], rows[:, 1 + self.num_features :])
         return merged(parts), line, all_flags
+
+    def _of_all(self, local: Moments) -> Moments:
+        group = active(self._held, type(self).__name__)
+        return local if group is None else self._exchange(local, OBSERVE | UPDATE, group)[0]
 
     def _observe(self, input: Tensor, momentum: float, mask: Tensor | None) -> Tensor | bool | None:
         group = active(self._held, type(self).__name__)

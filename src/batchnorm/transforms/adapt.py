@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
-from batchnorm.layers.accumulate import Seen, shown
+from batchnorm.layers.accumulate import Seen, of_everybody, shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.switches import _turned
 from batchnorm.records import Change, Report
@@ -112,6 +112,10 @@ def adapt(
     `BatchNormWarning` says so when batches differ from one another by more than chance. With one batch nobody can tell.
     """
     _check(method, prior, steps, lr)
+    if isinstance(batches, Tensor):
+        raise BatchNormError(
+            f"batches is one tensor of shape {list(batches.shape)}", where="adapt", do="give a list of batches: [x]"
+        )
     layers, left = _sites(model)
     if method == "entropy" and not any(layer.weight is not None or layer.bias is not None for _, layer in layers):
         raise BatchNormError("no BN layer has a gamma or beta to adapt", where="adapt", do='use method="statistics"')
@@ -250,8 +254,8 @@ def _write(
 ) -> Report:
     changes: list[Change] = []
     for path, layer in layers:
-        moments, examples = seen[layer].all.moments, seen[layer].all.examples
-        if moments is None:
+        moments, examples = of_everybody(layer, seen[layer].all)
+        if not examples:
             left[path] = "these batches did not reach it"
             continue
         weight = examples / (examples + prior)
@@ -304,6 +308,8 @@ def _sites(model: nn.Module) -> tuple[list[tuple[str, _BatchNorm]], dict[str, st
             left[path] = "it has no running statistics: it uses each batch's own anyway"
         elif is_frozen(module):
             left[path] = "it is frozen"
+        elif isinstance(module, _Fast) and module.per_step:
+            left[path] = "it keeps statistics for every time step, which this verb does not replace"
         else:
             layers.append((path, module))
     if not layers:

@@ -24,6 +24,7 @@ from batchnorm.layers.masked import MaskedBatchNorm
 from batchnorm.layers.sync import SyncBatchNorm, Synchronised
 from batchnorm.moments import Moments
 from batchnorm.records import Change, Report
+from batchnorm.transforms.freeze import is_frozen
 
 _TORCHS = torch.nn.SyncBatchNorm
 _OWN_WAYS = ("_apply_to", "_observe", "_groups")  # what a layer of ours overrides to have statistics of its own
@@ -67,12 +68,20 @@ def convert(
             )
         # Process groups are shared, not copied.
         groups = [vars(layer).get("process_group") for layer in model.modules()]
-        model = copy.deepcopy(model, {id(group): group for group in groups if group is not None})
+        try:
+            model = copy.deepcopy(model, {id(group): group for group in groups if group is not None})
+        except Exception as error:
+            lazy = any(isinstance(layer, _LazyNormBase) for layer in model.modules())
+            do = "run the model once, so that lazy layers know their channels" if lazy else "use inplace=True"
+            raise BatchNormError(f"the model cannot be copied ({error})", where="convert", do=do) from error
     changes, left = [], {}
     for path, layer in model.named_modules():
         if not isinstance(layer, _BatchNorm):
             continue
         before = type(layer).__name__
+        if is_frozen(layer):
+            left[path] = "it is frozen, and nothing of it is the batch's; unfreeze it first"
+            continue
         reason = _synchronise(layer, path, process_group) if to == "sync" else _separate(layer)
         if reason:
             left[path] = reason
@@ -112,6 +121,8 @@ def _unfit(layer: _BatchNorm) -> str:
         return "it does not know its channels yet: run the model once, then convert"
     if isinstance(layer, _TORCHS) and cls is not _TORCHS:
         return f"{cls.__name__} is a subclass of torch's SyncBatchNorm, whose exchange cannot be replaced"
+    if isinstance(layer, _Fast) and layer.per_step:
+        return "it keeps statistics for every time step, which are not exchanged"
     if isinstance(layer, _Fast):
         own = [name for name in _OWN_WAYS if getattr(cls, name) is not getattr(_Fast, name)]
         return f"a {cls.__name__} has statistics of its own ({', '.join(own)}), not the batch's" if own else ""
