@@ -253,7 +253,7 @@ def _serves(
     for tensor in (running_mean, running_var, weight, bias):
         if tensor is not None and (
             tensor.shape != size
-            or not (tensor.dtype is torch.float32 or tensor.dtype is dtype)
+            or ((kind := tensor.dtype) is not dtype and kind is not torch.float32)
             or type(tensor) not in _PLAIN
             or not tensor.is_cpu
         ):

@@ -20,7 +20,17 @@ TOLERANCE = {
     ("torch", torch.float64): 1e-12,
 }
 # Long rows of positions; short ones, which become rows of channels; no positions; channels too few for that.
-SHAPES = [(5, 3, 40), (7, 20, 3, 5), (19, 33), (4, 18, 7, 5), (3, 4, 17), (300, 17), (6, 2, 2, 3)]
+SHAPES = [
+    (5, 3, 40),
+    (7, 20, 3, 5),
+    (19, 33),
+    (4, 18, 7, 5),
+    (9, 18, 5),
+    (11, 16, 2),
+    (3, 4, 17),
+    (300, 17),
+    (6, 2, 2, 3),
+]
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,13 @@ def test_large_means(on_path, shape, mask):
     all_right((Case(shape, mask, g, padding=p, mean=1e4, given=given) for p, g, given in choices), on_path)
 
 
+@pytest.mark.parametrize("mask", ["lengths", None])
+def test_means_that_a_float_does_not_hold(native, mask):
+    """The part of the mean that float32 loses comes into the sums once, whichever way they take."""
+    choices = itertools.product([(5, 3, 200), (9, 20, 3, 5)], [{}, {"given": True}, {"reduce": True}, {"groups": 2}])
+    all_right((Case(shape, mask, mean=1e6, **way) for shape, way in choices), native)
+
+
 LONG = {
     "runs": (Case((6, 5, 1200), "lengths", residual=True, activation="silu"), 3),
     "runs cut into pieces": (Case((2, 1, 70003), "random", activation="relu"), 2),
