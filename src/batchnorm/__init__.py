@@ -16,16 +16,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
     from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
+    from batchnorm.layers.accumulate import accumulate
     from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+    from batchnorm.layers.domain import DomainBatchNorm, use_domain
     from batchnorm.layers.dyt import DyT
     from batchnorm.layers.family import make_norm
     from batchnorm.layers.filter_response import FilterResponseNorm
+    from batchnorm.layers.frozen import FrozenBatchNorm
     from batchnorm.layers.ghost import GhostBatchNorm, SplitBatchNorm
     from batchnorm.layers.masked import MaskedBatchNorm
+    from batchnorm.layers.recurrent import BatchNormGRU, BatchNormLSTM
+    from batchnorm.layers.recurrent_cells import BatchNormGRUCell, BatchNormLSTMCell
     from batchnorm.layers.renorm import BatchRenorm, Ramp
     from batchnorm.layers.switches import no_update, use_batch_statistics
     from batchnorm.memory import keep_freed_memory
     from batchnorm.optim import param_groups
+    from batchnorm.transforms.adapt import adapt
+    from batchnorm.transforms.freeze import freeze, unfreeze
 
 __version__ = "0.1.0"
 
@@ -36,18 +43,29 @@ _HOME = {
     "BatchNormError": "errors",
     "BatchNormWarning": "errors",
     "NonFiniteBatch": "errors",
+    "accumulate": "layers.accumulate",
+    "DomainBatchNorm": "layers.domain",
+    "use_domain": "layers.domain",
     "DyT": "layers.dyt",
     "make_norm": "layers.family",
     "FilterResponseNorm": "layers.filter_response",
+    "FrozenBatchNorm": "layers.frozen",
     "GhostBatchNorm": "layers.ghost",
     "SplitBatchNorm": "layers.ghost",
     "MaskedBatchNorm": "layers.masked",
+    "BatchNormGRU": "layers.recurrent",
+    "BatchNormLSTM": "layers.recurrent",
+    "BatchNormGRUCell": "layers.recurrent_cells",
+    "BatchNormLSTMCell": "layers.recurrent_cells",
     "BatchRenorm": "layers.renorm",
     "Ramp": "layers.renorm",
     "no_update": "layers.switches",
     "use_batch_statistics": "layers.switches",
     "keep_freed_memory": "memory",
     "param_groups": "optim",
+    "adapt": "transforms.adapt",
+    "freeze": "transforms.freeze",
+    "unfreeze": "transforms.freeze",
     "functional": "",
     "kernels": "",
     "reference": "",
@@ -58,15 +76,24 @@ __all__ = [
     "BatchNorm2d",
     "BatchNorm3d",
     "BatchNormError",
+    "BatchNormGRU",
+    "BatchNormGRUCell",
+    "BatchNormLSTM",
+    "BatchNormLSTMCell",
     "BatchNormWarning",
     "BatchRenorm",
+    "DomainBatchNorm",
     "DyT",
     "FilterResponseNorm",
+    "FrozenBatchNorm",
     "GhostBatchNorm",
     "MaskedBatchNorm",
     "NonFiniteBatch",
     "Ramp",
     "SplitBatchNorm",
+    "accumulate",
+    "adapt",
+    "freeze",
     "functional",
     "keep_freed_memory",
     "kernels",
@@ -74,7 +101,9 @@ __all__ = [
     "no_update",
     "param_groups",
     "reference",
+    "unfreeze",
     "use_batch_statistics",
+    "use_domain",
 ]
 
 

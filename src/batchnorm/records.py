@@ -106,6 +106,62 @@ class RecordFile:
         return write_atomically(path, self.to_json() + "\n")
 
 
+@dataclass(frozen=True)
+class Change:
+    """One thing that a verb changed in a model: in which module, what, from what, to what.
+
+    >>> print(Change("layer1.bn1", "update", None, False))
+    layer1.bn1: update None -> False
+    """
+
+    path: str
+    what: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the model'}: {self._step()}"
+
+    def _step(self) -> str:
+        return f"{self.what} {self.before} -> {self.after}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a verb changed, and every place it left alone, with the reason.
+
+    >>> changes = (Change("bn1", "update", None, False), Change("bn1", "learn", True, False))
+    >>> print(Report(changes, {"norm": "a GroupNorm keeps no running statistics"}))
+    1 module changed
+      bn1: update None -> False, learn True -> False
+    1 left alone
+      norm: a GroupNorm keeps no running statistics
+    """
+
+    changes: tuple[Change, ...] = ()
+    left: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The modules that changed, each once, in order.
+
+        >>> Report((Change("b", "x", 0, 1), Change("b", "y", 0, 1), Change("a", "x", 0, 1))).paths
+        ('b', 'a')
+        """
+        return tuple(dict.fromkeys(change.path for change in self.changes))
+
+    def __str__(self) -> str:
+        paths = self.paths
+        lines = [f"{len(paths) or 'no'} module{'' if len(paths) == 1 else 's'} changed"]
+        for path in paths:
+            steps = ", ".join(change._step() for change in self.changes if change.path == path)
+            lines.append(f"  {path or 'the model'}: {steps}")
+        if self.left:
+            lines.append(f"{len(self.left)} left alone")
+            lines += [f"  {path or 'the model'}: {reason}" for path, reason in self.left.items()]
+        return "\n".join(lines)
+
+
 def machine() -> dict[str, Any]:
     """Say on what the figures were measured.
 

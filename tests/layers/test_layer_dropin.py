@@ -30,7 +30,7 @@ def test_constructor_takes_torchs_arguments_in_torchs_order(dims):
     for name in positional:
         assert ours[name].default == theirs[name].default
     added = {name for name in ours if name not in theirs}
-    assert added == {"activation", "negative_slope", "statistics", "update", "nonfinite", "of_torch"}
+    assert added == {"activation", "negative_slope", "statistics", "update", "nonfinite", "one_value", "of_torch"}
     assert all(ours[name].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for name in added)
 
 

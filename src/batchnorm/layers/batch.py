@@ -13,8 +13,10 @@ from batchnorm.checks import NONFINITE, report_nonfinite
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import normalize
 from batchnorm.kernels.native import ACTIVATIONS
+from batchnorm.masks import as_mask
 
 STATISTICS = ("auto", "batch", "running")
+ONE_VALUE = ("raise", "running")
 
 
 class _Fast(_BatchNorm):
@@ -29,8 +31,9 @@ class _Fast(_BatchNorm):
     statistics: str = "auto"
     update: bool | None = None
     nonfinite: str = "reject"
+    one_value: str = "raise"
     dimensions: tuple[int, ...] = ()  # of an input; empty: any from two up
-    additions: tuple[str, ...] = ("activation", "negative_slope", "statistics", "update", "nonfinite")
+    additions: tuple[str, ...] = ("activation", "negative_slope", "statistics", "update", "nonfinite", "one_value")
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class _Fast(_BatchNorm):
         statistics: str = "auto",
         update: bool | None = None,
         nonfinite: str = "reject",
+        one_value: str = "raise",
         **of_torch: Any,
     ) -> None:
         # `bias=False` came with torch 2.13 and reaches it in of_torch.
@@ -57,12 +61,14 @@ class _Fast(_BatchNorm):
             ("statistics", statistics, STATISTICS),
             ("nonfinite", nonfinite, NONFINITE),
             ("update", update, (None, True, False)),
+            ("one_value", one_value, ONE_VALUE),
         ):
             if value not in choices:
                 options = ", ".join(map(repr, choices))
                 raise BatchNormError(f"{name} is {value!r}", where=where, do=f"use one of {options}")
         self.activation, self.negative_slope = activation, negative_slope
         self.statistics, self.update, self.nonfinite = statistics, update, nonfinite
+        self.one_value = one_value
 
     @property
     def learn(self) -> bool:
@@ -103,6 +109,8 @@ class _Fast(_BatchNorm):
         auto = self.statistics == "auto"
         from_batch = (self.training or not tracked) if auto else self._takes_batch()
         update = tracked and (self.training and self.track_running_stats if self.update is None else self.update)
+        if self.one_value == "running" and tracked and self._has_one_value(input, mask):
+            from_batch = update = False  # one value is its own mean, and has no variance
         momentum = 0.0
         if update:
             momentum = self._factor() if self.momentum is None else self.momentum
@@ -153,6 +161,12 @@ class _Fast(_BatchNorm):
     def _groups(self, x: Tensor) -> int:
         """Into how many groups the batch falls, each with statistics of its own."""
         return 1
+
+    def _has_one_value(self, x: Tensor, mask: Tensor | None) -> bool:
+        """Whether a channel has a single value, or with a mask perhaps none."""
+        if x.dim() < 2 or mask is None or torch.compiler.is_compiling():  # a compiled graph cannot ask a mask
+            return x.dim() > 1 and x.numel() == x.shape[1]
+        return int(as_mask(mask, x, type(self).__name__).sum()) < 2
 
     def _takes_batch(self) -> bool:
         if self.statistics not in STATISTICS:  # the attribute was set to something else
@@ -224,6 +238,9 @@ class BatchNorm1d(_Fast, nn.BatchNorm1d):
       batch's in training), ``update`` (True, False, or None: in training), ``learn`` (whether gamma and beta learn).
     - ``nonfinite``: what to do with a batch that has NaN or infinite moments: "reject" (warn) or "raise". Its
       statistics are never kept.
+    - ``one_value``: what to do with a batch that has one value per channel, such as a last batch of one example:
+      "raise", as torch does, or "running": normalise it with the running statistics, and learn nothing from it about
+      them.
     """
 
     dimensions = (2, 3)

@@ -1,0 +1,187 @@
+"""``accumulate``: the micro-batches of one optimiser step enter the running statistics as the one batch they are."""
+
+from __future__ import annotations
+
+from inspect import signature
+from types import TracebackType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
+
+from batchnorm.checks import report_nonfinite
+from batchnorm.errors import BatchNormError
+from batchnorm.functional import moments
+from batchnorm.layers.batch import _Fast
+from batchnorm.moments import Moments, merged, update_running
+
+# Turns a layer's update off like False, and yet is not the False that no_update says inside the block.
+_HELD = 0
+_OPEN: WeakKeyDictionary[nn.Module, accumulate] = WeakKeyDictionary()
+
+
+class Seen:
+    """The moments of all that was shown, merged exactly in float64.
+
+    >>> seen = Seen()
+    >>> seen.add(torch.tensor([[0.0], [2.0]])), seen.add(torch.tensor([[10.0], [12.0]]))
+    (True, True)
+    >>> seen.count, seen.moments.mean.item(), seen.moments.var.item()
+    (4, 6.0, 26.0)
+    """
+
+    def __init__(self) -> None:
+        self.moments: Moments | None = None
+        self.count = 0
+        self.examples = 0
+
+    @torch.no_grad()
+    def add(self, x: Tensor, mask: Tensor | None = None) -> bool:
+        """Merge a batch with what was there, unless its moments are not finite; say whether they were.
+
+        >>> Seen().add(torch.tensor([[1.0], [float("nan")]]))
+        False
+        """
+        part = moments(x.detach(), mask=mask)
+        count = int(part.count)
+        if not bool(torch.isfinite(part.mean).all() & torch.isfinite(part.var).all()):
+            return False
+        if count:
+            if self.moments is not None:
+                old = (tensor.to(part.mean.device) for tensor in self.moments)
+                part = merged(Moments(*(torch.stack(pair) for pair in zip(old, part, strict=True))))
+            self.moments = part
+        self.count += count
+        self.examples += x.shape[0]
+        return True
+
+
+def shown(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+    """Pick the input and the mask, if any, out of what a layer is called with.
+
+    >>> shown(nn.BatchNorm1d(2), (), {"input": torch.zeros(1, 2)})
+    (tensor([[0., 0.]]), None)
+    """
+    given = signature(layer.forward).bind(*arguments, **keywords).arguments
+    return given["input"], given.get("mask")
+
+
+class accumulate:
+    """Let the micro-batches of one optimiser step count as one batch in the running statistics.
+
+    >>> model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2, momentum=1.0))
+    >>> x = torch.randn(32, 4)
+    >>> with accumulate(model):
+    ...     for micro in x.split(8):
+    ...         model(micro).sum().backward()  # the optimiser steps after this block
+    >>> torch.allclose(model[1].running_mean, model[0](x).mean(0), atol=1e-6), int(model[1].num_batches_tracked)
+    (True, 1)
+
+    Without it, k micro-batches update the running statistics k times: the momentum is not the one that was set, and
+    the variance misses what lies between the micro-batches. Here their moments are merged with their counts, in
+    float64, and enter once, at the end of the block, with the layer's momentum; ``num_batches_tracked`` grows by one.
+    It serves torch's layers as well as ours, and layers that do not update (evaluation mode, frozen) stay as they are.
+
+    What it cannot repair: each micro-batch is still normalised by its own moments, so outputs and gradients are those
+    of small batches, noisier than the full batch's. For that use larger batches, statistics synchronised over several
+    devices, batch renormalisation, or a norm that does not look across examples.
+
+    After an exception, or ``step.discard()`` (``with accumulate(model) as step``; for a step that a gradient scaler
+    skips), the buffers are as they were. Inside the block they do not move, so an evaluation there sees the old ones.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._seen: dict[_BatchNorm, Seen] = {}
+        self._switches: list[tuple[_BatchNorm, str, Any]] = []
+        self._handles: list[RemovableHandle] = []
+        self._state = "new"
+
+    def __enter__(self) -> accumulate:
+        if self._state != "new":
+            raise BatchNormError(
+                f"this accumulation is {self._state}",
+                where="accumulate",
+                do="make a new one for each step",
+            )
+        layers = [(path, m) for path, m in self.model.named_modules() if isinstance(m, _BatchNorm)]
+        for path, layer in layers:
+            if layer in _OPEN:
+                raise BatchNormError(
+                    f"{path or 'the model'} is in another accumulation that has not ended",
+                    where="accumulate",
+                    do="leave that one first (its with block, or step.discard()): one step has one accumulation",
+                )
+        self._state = "open already"
+        for _, layer in layers:
+            name = "update" if isinstance(layer, _Fast) else "track_running_stats"
+            old = getattr(layer, name)
+            self._switches.append((layer, name, old))
+            setattr(layer, name, _HELD)
+            _OPEN[layer] = self
+            hook = self._watcher(name, old)
+            self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state == "ended":  # by discard
+            return
+        seen = self._seen
+        self.discard()
+        if kind is None:
+            _commit(seen)
+
+    def discard(self) -> None:
+        """End the accumulation and forget it: nothing enters the running statistics.
+
+        >>> layer = nn.BatchNorm1d(2)
+        >>> with accumulate(layer) as step:
+        ...     y = layer(torch.randn(8, 2))
+        ...     step.discard()
+        >>> layer.running_mean
+        tensor([0., 0.])
+        """
+        self._state, self._seen = "ended", {}
+        for handle in self._handles:
+            handle.remove()
+        for layer, name, old in self._switches:
+            setattr(layer, name, old)
+            _OPEN.pop(layer, None)
+        self._handles, self._switches = [], []
+
+    def _watcher(self, name: str, old: Any) -> Any:
+        """Make the hook that looks at a layer's input, if the layer would have updated its statistics."""
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def watch(layer: _BatchNorm, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            due = layer.training and layer.track_running_stats if old is None else old
+            if name == "track_running_stats":
+                due = layer.training and old
+            if not due or layer.running_mean is None or type(getattr(layer, name)) is not int:
+                return
+            x, mask = shown(layer, arguments, keywords)
+            if isinstance(layer, _Fast) and layer.one_value == "running" and layer._has_one_value(x, mask):
+                return
+            if not self._seen.setdefault(layer, Seen()).add(x, mask):
+                report_nonfinite(False, getattr(layer, "nonfinite", "reject"), type(layer).__name__)
+
+        return watch
+
+
+def _commit(seen: dict[_BatchNorm, Seen]) -> None:
+    """Let the moments of each layer enter its running statistics, once."""
+    for layer, all_of_it in seen.items():
+        mean, var, tracked = layer.running_mean, layer.running_var, layer.num_batches_tracked
+        if all_of_it.count < 2 or all_of_it.moments is None or mean is None or var is None:
+            continue
+        momentum = layer.momentum
+        if momentum is None:  # every step so far weighs the same
+            momentum = 0.0 if tracked is None else 1.0 / (float(tracked) + 1.0)
+        moved = update_running(mean, var, Moments(*(t.to(mean.device) for t in all_of_it.moments)), momentum)
+        if tracked is not None:
+            tracked.add_(moved)

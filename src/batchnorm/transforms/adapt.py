@@ -1,0 +1,379 @@
+"""``adapt``: fit a trained model's BN layers to the data it meets, without labels, and with a way back."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from batchnorm.checks import report_nonfinite
+from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
+from batchnorm.layers.accumulate import Seen, shown
+from batchnorm.layers.batch import _Fast
+from batchnorm.layers.switches import _turned
+from batchnorm.records import Change, Report
+from batchnorm.transforms.freeze import copy_model, is_frozen
+
+METHODS = ("statistics", "entropy")
+Forward = Callable[[nn.Module, Any], Any]
+# How much of the spread between examples may lie between batches (as in an analysis of variance) before the stream
+# counts as sorted. Shuffled streams stay near 0; handwritten digits sorted by class give 0.16 to 0.5.
+SORTED = 0.1
+
+
+class Adapted:
+    """What `adapt` did, and the way back.
+
+    >>> model, adapted = adapt(nn.Sequential(nn.BatchNorm1d(2)).eval(), [torch.randn(64, 2) + 3])
+    >>> with adapted:  # the model is adapted here, and as it was afterwards
+    ...     y = model(torch.randn(4, 2))
+    >>> model[0].running_mean
+    tensor([0., 0.])
+
+    ``report`` lists what changed, ``batches`` and ``examples`` say how many were used, and ``sortedness`` how much
+    of the spread of the layers' inputs lies between batches: about 0 for a shuffled stream.
+    """
+
+    def __init__(self, model: nn.Module, state: _State) -> None:
+        self.model = model
+        self.report = Report()
+        self.batches = 0
+        self.examples = 0
+        self.sortedness = 0.0
+        self._state: _State = state
+
+    def restore(self) -> nn.Module:
+        """Put statistics, gamma, beta, modes and ``requires_grad`` back as they were, exactly; return the model.
+
+        >>> model, adapted = adapt(nn.Sequential(nn.BatchNorm1d(2)), [torch.randn(64, 2) + 3])
+        >>> adapted.restore()[0].running_var
+        tensor([1., 1.])
+        """
+        self._state.put_back()
+        return self.model
+
+    def __enter__(self) -> nn.Module:
+        return self.model
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.restore()
+
+    def __repr__(self) -> str:
+        layers = len(self.report.paths)
+        return f"Adapted({layers} layer{'s' * (layers != 1)}, {self.batches} batches, {self.examples} examples)"
+
+
+def adapt(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    method: str = "statistics",
+    forward: Forward | None = None,
+    prior: float = 0.0,
+    steps: int = 1,
+    lr: float = 1e-3,
+    progress: bool = False,
+    inplace: bool = False,
+) -> tuple[nn.Module, Adapted]:
+    """Fit the BN layers to the batches of a shifted test set; return the adapted copy, and the way back.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(2)).eval()
+    >>> target = torch.randn(256, 2) * 5 + 3
+    >>> better, adapted = adapt(model, target.split(64))
+    >>> torch.allclose(better[0].running_mean, target.mean(0), atol=1e-5), model[0].running_mean
+    (True, tensor([0., 0.]))
+
+    ``method="statistics"`` (Schneider et al. 2020) replaces the running statistics by those of the batches. Only BN
+    layers look at the batch; dropout and everything else is in evaluation mode. Batches are merged by their counts, in
+    float64, with the variance between them, as `reference.merged_statistics` does; for one batch the model in
+    evaluation mode then gives what batch statistics would. ``prior=N`` mixes in the old statistics with the weight of
+    N examples: use it when there are few.
+
+    ``method="entropy"`` (TENT, Wang et al. 2021) also lets gamma and beta, and nothing else, take ``steps`` Adam steps
+    of ``lr`` per batch towards confident predictions: down the mean entropy of the softmax over dimension 1 of the
+    output. The statistics are those of the batches, as they passed.
+
+    Batches that are tuples or lists give their first entry; for anything else, ``forward``
+    takes the model and a batch. Frozen layers stay as they are (`unfreeze` them first). ``progress`` shows a bar. A
+    batch that raises leaves the model as it was. ``inplace`` adapts the model itself, which is returned.
+
+    When not to: in a stream sorted by class (or by anything else that features show) the moments of a batch carry the
+    class. Normalising by them takes it out, so "entropy" learns from spoilt predictions, and statistics of a part of
+    the stream fit only the classes it has; those of a whole stream are right only if it is the mixture to be met.
+    `BatchNormWarning` says so when batches differ from one another by more than chance. With one batch nobody can tell.
+    """
+    _check(method, prior, steps, lr)
+    layers, left = _sites(model)
+    if method == "entropy" and not any(layer.weight is not None or layer.bias is not None for _, layer in layers):
+        raise BatchNormError("no BN layer has a gamma or beta to adapt", where="adapt", do='use method="statistics"')
+    if not inplace:
+        model = copy_model(model)
+        layers, left = _sites(model)
+    state = _State(model, [layer for _, layer in layers])
+    adapted = Adapted(model, state)
+    try:
+        seen = _observe(adapted, layers, batches, method, forward or _first, steps, lr, progress)
+        adapted.report = _write(layers, seen, prior, left, state)
+    except BaseException:
+        state.put_back()
+        raise
+    state.put_modes_back()
+    if adapted.sortedness > SORTED:
+        warnings.warn(
+            f"adapt: {adapted.sortedness:.0%} of the spread of the features lies between batches, as in a stream "
+            "sorted by class: moments of such batches carry the class, and adapting to them does harm; shuffle the "
+            "stream, or keep the model as it was (adapted.restore())",
+            BatchNormWarning,
+            stacklevel=2,
+        )
+    return model, adapted
+
+
+def _observe(
+    adapted: Adapted,
+    layers: list[tuple[str, _BatchNorm]],
+    batches: Iterable[Any],
+    method: str,
+    forward: Forward,
+    steps: int,
+    lr: float,
+    progress: bool,
+) -> dict[_BatchNorm, _Site]:
+    """Show the model all batches, and return what each layer saw (in the last step of each batch)."""
+    model, seen = adapted.model, {layer: _Site() for _, layer in layers}
+    learning = [p for layer in seen for p in (layer.weight, layer.bias) if p is not None]
+    learning = list({id(p): p for p in learning}.values())
+    model.eval()
+    entropy = method == "entropy"
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    if entropy:
+        for parameter in learning:
+            parameter.requires_grad_()
+    optimizer = torch.optim.Adam(learning, lr=lr) if entropy else None
+    with ExitStack() as stack:
+        stack.enter_context(_turned(model, lambda layer: _switches(layer) if layer in seen else {}))
+        watching = stack.enter_context(_watch(seen))
+        stack.enter_context(torch.enable_grad() if entropy else torch.no_grad())
+        for batch in _shown(batches, progress):
+            adapted.batches += 1
+            for step in range(steps if entropy else 1):
+                watching[0] = not entropy or step == steps - 1
+                output = forward(model, batch)
+                if optimizer is not None:
+                    loss = _entropy(output, adapted.batches)
+                    optimizer.zero_grad()
+                    gradients = torch.autograd.grad(loss, learning, allow_unused=True)
+                    for parameter, gradient in zip(learning, gradients, strict=True):
+                        parameter.grad = gradient
+                    optimizer.step()
+    if not adapted.batches:
+        raise BatchNormError(
+            "there are no batches", where="adapt", do="give at least one (an iterator is used up once)"
+        )
+    adapted.examples = max(site.all.examples for site in seen.values())
+    adapted.sortedness = max(site.sortedness() for site in seen.values())
+    return seen
+
+
+class _Site:
+    """What one layer saw: its moments, and those of its examples, to tell a shuffled stream from a sorted one."""
+
+    def __init__(self) -> None:
+        self.all = Seen()
+        self.examples = Seen()  # each by its mean over positions
+        self.within = torch.zeros(())  # sum over batches of the squares of examples about their batch's mean
+        self.batches = 0
+
+    @torch.no_grad()
+    def add(self, x: Tensor, mask: Tensor | None) -> bool:
+        if not self.all.add(x, mask):
+            return False
+        if mask is None:  # of padded batches nobody asks whether they are sorted
+            means = x.detach().double() if x.dim() == 2 else x.detach().mean([*range(2, x.dim())], dtype=torch.float64)
+            self.within = self.within.to(means) + means.var(0, correction=0) * len(means)
+            self.examples.add(means)
+            self.batches += 1
+        return True
+
+    def sortedness(self) -> float:
+        """The share of the variance of examples that lies between batches (intraclass correlation), if significant."""
+        count, batches = self.examples.count, self.batches
+        if batches < 2 or count - batches < 2 or self.examples.moments is None:
+            return 0.0
+        # An analysis of variance per channel, averaged over those that vary.
+        within = self.within / (count - batches)
+        between = (self.examples.moments.var * count - self.within) / (batches - 1)
+        alive = within > 0
+        if not bool(alive.any()):
+            return 0.0
+        ratio = float((between[alive] / within[alive]).median())
+        if ratio < 1 + 4 * math.sqrt(2 / (batches - 1)):  # about 1 by chance, and this is its spread
+            return 0.0
+        return (ratio - 1) / (ratio - 1 + count / batches)
+
+
+@contextmanager
+def _watch(seen: dict[_BatchNorm, _Site]) -> Iterator[list[bool]]:
+    """Collect what the layers are given, while the first entry of the list that is handed out is true."""
+    active = [True]
+
+    def look(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        assert isinstance(layer, _BatchNorm)
+        if active[0] and not seen[layer].add(*shown(layer, arguments, keywords)):
+            report_nonfinite(False, getattr(layer, "nonfinite", "reject"), type(layer).__name__)
+
+    handles = [layer.register_forward_pre_hook(look, with_kwargs=True) for layer in seen]
+    try:
+        yield active
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def _write(
+    layers: list[tuple[str, _BatchNorm]],
+    seen: dict[_BatchNorm, _Site],
+    prior: float,
+    left: dict[str, str],
+    state: _State,
+) -> Report:
+    changes: list[Change] = []
+    for path, layer in layers:
+        moments, examples = seen[layer].all.moments, seen[layer].all.examples
+        if moments is None:
+            left[path] = "these batches did not reach it"
+            continue
+        weight = examples / (examples + prior)
+        for name, value in (("running_mean", moments.mean), ("running_var", moments.var)):
+            buffer = getattr(layer, name)
+            old = _short(buffer)
+            buffer.copy_(torch.lerp(buffer.to(value), value.to(buffer.device), weight))
+            changes.append(Change(path, name, old, _short(buffer)))
+        for name in ("weight", "bias"):
+            parameter = getattr(layer, name)
+            if parameter is not None and not torch.equal(parameter, state.value_of(parameter)):
+                changes.append(Change(path, name, _short(state.value_of(parameter)), _short(parameter)))
+    return Report(tuple(changes), left)
+
+
+class _State:
+    """What adaptation may change, as it was."""
+
+    def __init__(self, model: nn.Module, layers: list[_BatchNorm]) -> None:
+        self.modes = [(module, module.training) for module in model.modules()]
+        self.learning = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+        tensors = [t for layer in layers for t in (*layer._parameters.values(), *layer._buffers.values())]
+        self.values = [(t, t.detach().clone()) for t in tensors if t is not None]
+
+    def value_of(self, tensor: Tensor) -> Tensor:
+        return next(value for own, value in self.values if own is tensor)
+
+    def put_modes_back(self) -> None:
+        for module, training in self.modes:
+            module.training = training
+        for parameter, learns, gradient in self.learning:
+            parameter.requires_grad_(learns)
+            parameter.grad = gradient
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        self.put_modes_back()
+        for tensor, value in self.values:
+            tensor.copy_(value)
+
+
+def _sites(model: nn.Module) -> tuple[list[tuple[str, _BatchNorm]], dict[str, str]]:
+    """The layers to adapt, and those to leave alone with the reason."""
+    layers: list[tuple[str, _BatchNorm]] = []
+    left: dict[str, str] = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, _BatchNorm):
+            continue
+        if module.running_mean is None or module.running_var is None:
+            left[path] = "it has no running statistics: it uses each batch's own anyway"
+        elif is_frozen(module):
+            left[path] = "it is frozen"
+        else:
+            layers.append((path, module))
+    if not layers:
+        reasons = "; ".join(f"{path or 'the model'}: {reason}" for path, reason in left.items())
+        raise BatchNormError(
+            f"there is no BN layer to adapt{f' ({reasons})' if reasons else ''}",
+            where="adapt",
+            do="give a model with BN layers that keep running statistics and are not frozen",
+        )
+    return layers, left
+
+
+def _switches(layer: _BatchNorm) -> dict[str, Any]:
+    if isinstance(layer, _Fast):
+        return {"statistics": "batch", "update": False}
+    return {"training": True, "track_running_stats": False}
+
+
+def _entropy(output: Any, batch: int) -> Tensor:
+    if not isinstance(output, Tensor) or output.dim() < 2 or not output.is_floating_point():
+        kind = f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        raise BatchNormError(
+            f"the model returned {kind}, not scores of shape (batch, classes, ...)",
+            where="adapt",
+            do="give forward=lambda model, batch: ... that returns them",
+        )
+    scores = torch.log_softmax(output.float() if output.dtype in (torch.bfloat16, torch.float16) else output, 1)
+    loss = -(scores.exp() * scores).sum(1).mean()
+    if not loss.requires_grad:
+        raise BatchNormError(
+            "the output does not depend on gamma or beta of any BN layer",
+            where="adapt",
+            do='let forward run the model without no_grad, or use method="statistics"',
+        )
+    if not bool(torch.isfinite(loss)):
+        raise NonFiniteBatch(f"the entropy of batch {batch} is not finite", where="adapt", do="look at this batch")
+    return loss
+
+
+def _first(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, (tuple, list)) and batch:
+        batch = batch[0]
+    if not isinstance(batch, Tensor):
+        raise BatchNormError(
+            f"a batch is a {type(batch).__name__}, not a tensor or a tuple that begins with one",
+            where="adapt",
+            do="give forward=lambda model, batch: ...",
+        )
+    return model(batch)
+
+
+def _shown(batches: Iterable[Any], progress: bool) -> Iterable[Any]:
+    if not progress:
+        return batches
+    from rich.progress import track
+
+    return track(batches, "adapting", transient=True)
+
+
+def _check(method: str, prior: float, steps: int, lr: float) -> None:
+    for name, value, good, wanted in (
+        ("method", method, method in METHODS, "use one of " + ", ".join(map(repr, METHODS))),
+        ("prior", prior, prior >= 0, "use a number of examples, 0 for none"),
+        ("steps", steps, steps >= 1, "use 1 or more"),
+        ("lr", lr, lr > 0, "use a positive number such as 1e-3"),
+    ):
+        if not good:
+            raise BatchNormError(f"{name} is {value!r}", where="adapt", do=wanted)
+
+
+def _short(tensor: Tensor) -> str:
+    values = tensor.detach().double()
+    return f"{float(values.mean()):.4g} (mean of {values.numel()})"
