@@ -137,9 +137,9 @@ def trace(
     ['bn', 'add', 'relu']
 
     ``example`` is what the model is called with: a tensor, a tuple of positional arguments, a dictionary of keyword
-    arguments; anything else goes through ``forward(model, example)``. A module of ``torch.nn`` without submodules is one
-    call, and what happens inside is not looked at; ``opaque`` says of which others the same holds (by default, those
-    that are batch norm). The model runs in the mode it is in, without gradients; buffers, modes, hooks and random
+    arguments; anything else goes through ``forward(model, example)``. A module of ``torch.nn`` without submodules is
+    one call, and what happens inside is not looked at; ``opaque`` says of which others the same holds (by default,
+    those that are batch norm). The model runs in the mode it is in, without gradients; buffers, modes, hooks and random
     states are put back, also if it raises.
     """
     recorder = _Recorder(model, opaque or _is_norm)
