@@ -1,14 +1,11 @@
 """Parameter groups: what decays and what does not, by the kind of layer and not by luck of the shapes."""
 
-import doctest
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import batchnorm as bn
-from batchnorm import optim
 from batchnorm.layers.channel_norms import ChannelAffine, RMSNorm
 
 
@@ -17,12 +14,6 @@ def names(model, weight_decay=0.1, **options):
     by_parameter = {parameter: name for name, parameter in model.named_parameters()}
     decay, spared = bn.param_groups(model, weight_decay, **options)
     return [by_parameter[p] for p in decay["params"]], [by_parameter[p] for p in spared["params"]]
-
-
-def test_docstring_examples():
-    results = doctest.testmod(optim)
-    assert results.failed == 0
-    assert results.attempted > 0
 
 
 def test_groups():

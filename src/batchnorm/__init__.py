@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
+    from batchnorm.distributed.shuffle import shuffled
     from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
     from batchnorm.layers.accumulate import accumulate
     from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from batchnorm.layers.recurrent_cells import BatchNormGRUCell, BatchNormLSTMCell
     from batchnorm.layers.renorm import BatchRenorm, Ramp
     from batchnorm.layers.switches import no_update, use_batch_statistics
+    from batchnorm.layers.sync import SyncBatchNorm
     from batchnorm.memory import keep_freed_memory
     from batchnorm.optim import param_groups
     from batchnorm.transforms.adapt import adapt
+    from batchnorm.transforms.convert import convert
     from batchnorm.transforms.freeze import freeze, unfreeze
 
 __version__ = "0.1.0"
@@ -40,6 +43,7 @@ _HOME = {
     "BatchNorm1d": "layers.batch",
     "BatchNorm2d": "layers.batch",
     "BatchNorm3d": "layers.batch",
+    "shuffled": "distributed.shuffle",
     "BatchNormError": "errors",
     "BatchNormWarning": "errors",
     "NonFiniteBatch": "errors",
@@ -61,9 +65,11 @@ _HOME = {
     "Ramp": "layers.renorm",
     "no_update": "layers.switches",
     "use_batch_statistics": "layers.switches",
+    "SyncBatchNorm": "layers.sync",
     "keep_freed_memory": "memory",
     "param_groups": "optim",
     "adapt": "transforms.adapt",
+    "convert": "transforms.convert",
     "freeze": "transforms.freeze",
     "unfreeze": "transforms.freeze",
     "functional": "",
@@ -91,8 +97,10 @@ __all__ = [
     "NonFiniteBatch",
     "Ramp",
     "SplitBatchNorm",
+    "SyncBatchNorm",
     "accumulate",
     "adapt",
+    "convert",
     "freeze",
     "functional",
     "keep_freed_memory",
@@ -101,6 +109,7 @@ __all__ = [
     "no_update",
     "param_groups",
     "reference",
+    "shuffled",
     "unfreeze",
     "use_batch_statistics",
     "use_domain",

@@ -36,6 +36,39 @@ def report_nonfinite(finite: Tensor | bool, policy: str, where: str) -> None:
     warnings.warn(f"{where}: {problem}; {do}", BatchNormWarning, stacklevel=4)
 
 
+def check_dimensions(x: Tensor, where: str) -> None:
+    """Refuse an input without a batch or without channels.
+
+    >>> check_dimensions(torch.zeros(3), "bn1")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: bn1: expected an input of at least 2 dimensions (batch, channels, ...), got shape \
+[3]; add the batch dimension with x.unsqueeze(0), or the channel dimension with x.unsqueeze(1)
+    """
+    if x.dim() < 2:
+        raise BatchNormError(
+            f"expected an input of at least 2 dimensions (batch, channels, ...), got shape {list(x.shape)}",
+            where=where,
+            do="add the batch dimension with x.unsqueeze(0), or the channel dimension with x.unsqueeze(1)",
+        )
+
+
+def check_groups(x: Tensor, groups: int, where: str) -> None:
+    """Refuse a number of groups that the samples cannot fall into.
+
+    >>> check_groups(torch.zeros(3, 4), 5, "bn1")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: bn1: 3 samples do not fall into 5 groups; use fewer groups or larger batches
+    """
+    if not isinstance(groups, (int, torch.SymInt)) or groups < 1:
+        raise BatchNormError(f"groups is {groups!r}", where=where, do="use a whole number from 1 up")
+    if groups > 1 and groups > x.shape[0]:
+        raise BatchNormError(
+            f"{x.shape[0]} samples do not fall into {groups} groups",
+            where=where,
+            do="use fewer groups or larger batches",
+        )
+
+
 def check(
     x: Tensor,
     running_mean: Tensor | None,
@@ -57,12 +90,7 @@ def check(
 size [1, 3]: one value is its own mean, so the output would be the bias whatever the input; drop the last short batch \
 (drop_last=True), use larger batches, or normalise with running statistics (eval(), or statistics="running")
     """
-    if x.dim() < 2:
-        raise BatchNormError(
-            f"expected an input of at least 2 dimensions (batch, channels, ...), got shape {list(x.shape)}",
-            where=where,
-            do="add the batch dimension with x.unsqueeze(0), or the channel dimension with x.unsqueeze(1)",
-        )
+    check_dimensions(x, where)
     channels = x.shape[1]
     for name, tensor in (
         ("running_mean", running_mean),
@@ -148,15 +176,18 @@ groups leave a group with 1; use fewer groups or larger batches
         raise BatchNormError("reduce needs the merged moments, and one group", where=where, do="pass moments=")
     if not training:
         return
-    shape = (x.shape[1],) if groups == 1 else (groups, x.shape[1])
-    if moments is not None and (moments.mean.shape != shape or moments.var.shape != shape):
-        raise BatchNormError(
-            f"the moments have shapes {list(moments.mean.shape)} and {list(moments.var.shape)}, expected {list(shape)}",
-            where=where,
-            do="use functional.moments(x) with the same groups",
-        )
-    if groups < 1 or int(groups) != groups:
-        raise BatchNormError(f"groups is {groups!r}", where=where, do="use a whole number from 1 up")
+    check_groups(x, groups, where)
+    if moments is not None:
+        shapes = [list(part.shape) for part in moments]
+        counts = [] if groups == 1 else [groups]
+        each = [*counts, x.shape[1]]
+        if shapes != [counts, each, each]:
+            raise BatchNormError(
+                f"count, mean and variance have the shapes {', '.join(map(str, shapes))}, expected {counts}, {each}, "
+                f"{each}",
+                where=where,
+                do="use functional.moments(x) with the same groups",
+            )
     least = x.shape[0] // groups * x.shape[2:].numel()
     if groups > 1 and least < 2:
         raise BatchNormError(
@@ -167,11 +198,12 @@ groups leave a group with 1; use fewer groups or larger batches
         )
     if mask is None or reduce is not None or torch.compiler.is_compiling() or not _readable(mask):
         return
-    counts = [int(part.sum()) for part in mask.tensor_split([g * len(mask) // groups for g in range(1, groups)])]
-    if min(counts) < 2:
+    parts = mask.tensor_split([g * len(mask) // groups for g in range(1, groups)])
+    left, places = min((int(part.sum()), part.numel()) for part in parts)
+    if left < 2:
         raise BatchNormError(
-            f"Expected more than 1 value per channel when training, but the mask leaves {min(counts)} of the "
-            f"{mask.numel() // groups} in " + ("the batch" if groups == 1 else "a group"),
+            f"Expected more than 1 value per channel when training, but the mask leaves {left} of the {places} in "
+            + ("the batch" if groups == 1 else "a group"),
             where=where,
             do='drop such batches, or normalise with running statistics (eval(), or statistics="running")',
         )

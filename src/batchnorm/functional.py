@@ -9,7 +9,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from batchnorm import kernels
-from batchnorm.checks import NONFINITE, check, check_dtypes, check_statistics, report_nonfinite
+from batchnorm.checks import (
+    NONFINITE,
+    check,
+    check_dimensions,
+    check_dtypes,
+    check_groups,
+    check_statistics,
+    report_nonfinite,
+)
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels import differentiable, fallback
 from batchnorm.kernels.differentiable import CODES, Setting
@@ -84,6 +92,8 @@ def moments(x: Tensor, *, mask: Tensor | None = None, groups: int = 1) -> Moment
     With ``groups`` above 1, mean and variance have the shape (groups, channels). Nothing flows back through them: give
     them to `batch_norm` instead. An empty batch has a count, a mean and a variance of zero.
     """
+    check_dimensions(x, "moments")
+    check_groups(x, groups, "moments")
     if mask is not None:
         mask = as_mask(mask, x, "moments")
     kernel = kernels.kernel()
@@ -91,8 +101,7 @@ def moments(x: Tensor, *, mask: Tensor | None = None, groups: int = 1) -> Moment
         found = fallback.moments(x, mask, groups)
     else:
         x, like, _ = _dense(x, mask is not None)
-        marks = None if mask is None else mask.contiguous().view(torch.uint8)
-        setting = Setting(kernel.run, like, None, True, 0.0, 0.0, 0.0, "none", None, None, groups, x.shape[0], marks)
+        setting = Setting(kernel.run, like, None, True, 0.0, 0.0, 0.0, "none", groups, x.shape[0], _bytes(mask))
         both = differentiable.moments(x, setting)
         found = Moments(fallback.counts(x, mask, groups), both[:, 0], both[:, 1])
     return found if groups > 1 else Moments(found.count[0], found.mean[0], found.var[0])
@@ -130,9 +139,12 @@ def normalize(
     kernel = kernels.kernel()
     plain = mask is None and groups == 1 and moments is None and reduce is None
     if not plain:
+        check_dimensions(x, where)
         if mask is not None:
             mask = as_mask(mask, x, where)
         check_statistics(x, training, mask, groups, moments, reduce, where)
+        if not training:  # then nobody asks what the batch is
+            groups, moments, reduce, plain = 1, None, None, mask is None
     if (
         kernel is None
         or not _serves(x, running_mean, running_var, weight, bias, residual)
@@ -160,23 +172,21 @@ def normalize(
     if residual is not None and residual.stride() != x.stride():
         residual = torch.empty_like(x).copy_(residual)
     slope = negative_slope if name == "leaky_relu" else 0.0
-    by_kernel = moments is None and groups == 1
-    buffers = (running_mean, running_var) if by_kernel or not training else (None, None)
-    if plain:
-        setting = Setting(kernel.run, like, layout, training, momentum, eps, slope, name, running_mean, running_var)
-    else:
-        marks = None if mask is None else mask.contiguous().view(torch.uint8)
-        if not training:
-            groups = 1
-        setting = Setting(
-            kernel.run, like, layout, training, momentum, eps, slope, name, *buffers, groups, x.shape[0], marks,
-            moments, reduce,
-        )  # fmt: skip
-    y, status, found = differentiable.differentiable(x, weight, bias, residual, setting)
-    if not training or running_mean is None or running_var is None:
+    if moments is None and groups == 1:
+        marks = None if mask is None else _bytes(mask)
+        # Small batches are all overhead, and this makes the same tuple in a fifth of the time.
+        setting = tuple.__new__(
+            Setting, (kernel.run, like, layout, training, momentum, eps, slope, name, 1, 0, marks, None, None)
+        )
+        y, status, _ = differentiable.differentiable(x, weight, bias, residual, running_mean, running_var, setting)
+        return y, None if not training or running_mean is None else status == 0
+    # The kernel does not update from several groups, nor from moments that were given to it.
+    setting = Setting(
+        kernel.run, like, layout, True, momentum, eps, slope, name, groups, x.shape[0], _bytes(mask), moments, reduce
+    )
+    y, _, found = differentiable.differentiable(x, weight, bias, residual, None, None, setting)
+    if running_mean is None or running_var is None:
         return y, None
-    if by_kernel:
-        return y, status == 0
     if moments is None:
         assert found is not None
         moments = Moments(fallback.counts(x, mask, groups), found[:, 0], found[:, 1])
@@ -269,19 +279,24 @@ def _serves_mask(x: Tensor, mask: Tensor | None) -> bool:
     return type(mask) in _PLAIN and mask.is_cpu and (positions >= _LANES or x.shape[1] >= _LANES)
 
 
+def _bytes(mask: Tensor | None) -> Tensor | None:
+    """Return the mask as the kernel reads it: a byte for each position."""
+    return None if mask is None else mask.contiguous().view(torch.uint8)
+
+
 def _dense(x: Tensor, masked: bool) -> tuple[Tensor, tuple[int, int, int], torch.memory_format | None]:
     """Return the tensor in a layout the kernel reads, that layout as (batch, channels, positions), and the memory
     format to give the results if the kernel does not read the one of ``x``.
     """
     shape = x.shape
     batch, channels = shape[0], shape[1]
-    dims = x.dim()
     if x.is_contiguous():
         positions = x.numel() // (batch * channels)
         if masked and 1 < positions < _LANES:  # too short for masked runs: rows of channels instead
             x = x.movedim(1, -1).contiguous().movedim(-1, 1)
             return x, (batch * positions, channels, 1), torch.contiguous_format
         return x, (batch, channels, positions), None
+    dims = x.dim()
     if dims > 2 and channels >= _LANES and x.movedim(1, -1).is_contiguous():
         return x, (x.numel() // channels, channels, 1), None
     layout = _CHANNELS_LAST.get(dims) if x.stride(1) == 1 and x.stride(-1) >= channels else None

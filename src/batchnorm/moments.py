@@ -37,9 +37,13 @@ def merged(parts: Moments) -> Moments:
         return parts
     count = parts.count.sum()
     share = (parts.count / count.clamp(min=1)).unsqueeze(1)
-    mean = (share * parts.mean).sum(0)
-    var = (share * (parts.var + (parts.mean - mean) ** 2)).sum(0)
-    return Moments(count, mean, var)
+    mean = _weighted(share, parts.mean)
+    return Moments(count, mean, _weighted(share, parts.var + (parts.mean - mean) ** 2))
+
+
+def _weighted(share: Tensor, values: Tensor) -> Tensor:
+    # Not a product alone: what stands for the mean of no values may be NaN.
+    return torch.where(share > 0, share * values, 0).sum(0)
 
 
 @torch.no_grad()
@@ -52,12 +56,12 @@ def update_running(running_mean: Tensor, running_var: Tensor, moments: Moments, 
     >>> mean, var  # the batch's variance is remembered as the unbiased one
     (tensor([3.5000]), tensor([1.5000]))
 
-    Returns whether they moved, as a tensor. A batch of fewer than two values moves nothing, and that is no fault.
+    Returns, as a tensor, whether the batch was fit for it. One of fewer than two values is, but moves nothing.
     """
     count, mean, var = moments
     unbiased = var * (count / (count - 1).clamp(min=1))
-    new_mean = (momentum * mean + (1 - momentum) * running_mean).to(running_mean.dtype)
-    new_var = (momentum * unbiased + (1 - momentum) * running_var).to(running_var.dtype)
+    new_mean = (momentum * mean + (1 - momentum) * running_mean.to(mean.dtype)).to(running_mean.dtype)
+    new_var = (momentum * unbiased + (1 - momentum) * running_var.to(var.dtype)).to(running_var.dtype)
     some = count > 1
     return replace_if_finite(
         running_mean, running_var, torch.where(some, new_mean, running_mean), torch.where(some, new_var, running_var)

@@ -118,44 +118,100 @@ static void compare(const char *what, double got, double want, double unit, int 
                 (int)a->threads, act);
 }
 
+/* What a batch is: no mask, lengths, single places, islands shorter than a vector; groups; the operations in halves. */
+typedef struct {
+    int mask;
+    int64_t groups, samples;
+    int halves;
+} batch;
+
+static uint8_t *marks(const batch *b, int64_t N, int64_t S) {
+    if (!b->mask) return NULL;
+    uint8_t *mask = exactly(N * S, 1);
+    for (int64_t n = 0; n < N; n++) {
+        const int64_t start = (int64_t)(fabs(noise()) * (double)S) % S;
+        for (int64_t s = 0; s < S; s++)
+            mask[n * S + s] = b->mask == 1 ? s <= start : b->mask == 2 ? noise() > 0 : s >= start && s < start + 3;
+    }
+    for (int64_t g = 0, rows = N / b->samples; g < b->groups; g++) { /* two places at least in every group */
+        const int64_t first = g * b->samples / b->groups * rows, last = (g + 1) * b->samples / b->groups * rows;
+        mask[first * S] = mask[last * S - 1] = 1;
+    }
+    return mask;
+}
+
+static void must(const bn_args *a, const char *what) {
+    if (bn_run(a) == 0) return;
+    failures++;
+    fprintf(stderr, "bn_run refused %s of %d %d %d\n", what, (int)a->batch, (int)a->channels, (int)a->positions);
+}
+
 /* One call forward and one backward. The last bits of `pick` say what is left out: weight, bias, running statistics,
  * the gradients of weight, of bias, of the residual. */
-static void one(const shape *s, const activation *f, int training, int residual, int bf16, unsigned pick) {
-    const int64_t C = s->channels, S = s->positions, N = s->batch, total = N * C * S;
-    void *x = elements(total, 2, 1, bf16), *y = exactly(total, bf16 ? 2 : 4), *dx = exactly(total, bf16 ? 2 : 4);
+static void one(const shape *s, const activation *f, int training, int residual, int bf16, unsigned pick, const batch *kind) {
+    const int64_t C = s->channels, S = s->positions, N = s->batch, total = N * C * S, G = training ? kind->groups : 1;
+    const int size = bf16 ? 2 : 4, halves = training && kind->halves;
+    void *x = elements(total, 2, 1, bf16), *y = exactly(total, size), *dx = exactly(total, size);
     void *r = residual ? elements(total, 1, 0, bf16) : NULL, *dy = elements(total, 1, 0, bf16);
     float *weight = pick & 1 ? NULL : floats(C, 0.3, 1.5), *bias = pick & 2 ? NULL : floats(C, 1, 0);
-    float *mean = training && (pick & 4) ? NULL : floats(C, 1, 0), *var = mean ? floats(C, 0.2, 1.5) : NULL;
-    float *saved = exactly(C * BN_SAVED_ROWS, sizeof *saved);
+    float *mean = training && (pick & 4 || G > 1 || halves) ? NULL : floats(C, 1, 0), *var = mean ? floats(C, 0.2, 1.5) : NULL;
+    float *saved = exactly(G * C * BN_SAVED_ROWS, sizeof *saved);
     float *dweight = pick & 8 ? NULL : exactly(C, sizeof *dweight), *dbias = pick & 16 ? NULL : exactly(C, sizeof *dbias);
-    void *dr = residual && f->code != BN_NONE && !(pick & 32) ? exactly(total, bf16 ? 2 : 4) : NULL;
-    double *mu = exactly(C, sizeof *mu), *sigma = exactly(C, sizeof *sigma), *z = exactly(total, sizeof *z);
-    const double eps = 1e-5, momentum = 0.25, count = (double)(N * S);
+    void *dr = residual && f->code != BN_NONE && !(pick & 32) ? exactly(total, size) : NULL;
+    double *mu = exactly(G * C, sizeof *mu), *sigma = exactly(G * C, sizeof *sigma), *z = exactly(total, sizeof *z);
+    double *count = exactly(G, sizeof *count), *moments = G > 1 || halves ? exactly(G * 2 * C, sizeof *moments) : NULL;
+    double *sums = halves ? exactly(2 * C, sizeof *sums) : NULL;
+    uint8_t *mask = marks(kind, N, S);
+    const double eps = 1e-5, momentum = 0.25;
 
-#define EACH(n, i) \
-    for (int64_t n = 0; n < N; n++) \
-        for (int64_t i = (n * C + c) * S, end_##i = i + S; i < end_##i; i++)
-    for (int64_t c = 0; c < C; c++) {
-        double sum = 0, squares = 0;
-        EACH(n, i) sum += get(x, i, bf16);
-        mu[c] = training ? sum / count : mean[c];
-        EACH(n, i) squares += (get(x, i, bf16) - mu[c]) * (get(x, i, bf16) - mu[c]);
-        sigma[c] = sqrt((training ? squares / count : var[c]) + eps);
-        EACH(n, i) {
-            z[i] = (get(x, i, bf16) - mu[c]) / sigma[c] * (weight ? weight[c] : 1) + (bias ? bias[c] : 0);
-            if (residual) z[i] += get(r, i, bf16);
-            double margin = bf16 ? 6e-2 : 1e-4; /* at a kink either slope is right */
-            if (fabs(z[i]) < margin || fabs(z[i] - f->cap) < margin) put(dy, i, 0, bf16);
-        }
+    /* Padding is NaN, or was never written, so that valgrind sees what depends on it. */
+    void *padded[] = {x, r, dy};
+    for (int j = 0; mask && j < 3; j++) {
+        void *holes = padded[j] ? exactly(total, size) : NULL;
+        for (int64_t i = 0; holes && i < total; i++)
+            if (!mask[i / (C * S) * S + i % S] && pick & 64) put(holes, i, NAN, bf16);
+            else if (mask[i / (C * S) * S + i % S]) put(holes, i, get(padded[j], i, bf16), bf16);
+        if (holes) free(padded[j]), padded[j] = holes;
     }
+    x = padded[0], r = padded[1], dy = padded[2];
+
+#define ROWS(g) ((g) * kind->samples / G * (N / kind->samples))
+#define EACH(n, i)                                                                                            \
+    for (int64_t n = ROWS(g); n < ROWS(g + 1); n++)                                                           \
+        for (int64_t i = (n * C + c) * S, start_##i = i; i < start_##i + S; i++)                              \
+            if (!mask || mask[n * S + i - start_##i])
+    for (int64_t g = 0; g < G; g++)
+        for (int64_t c = 0; c < C; c++) {
+            const int64_t at = g * C + c;
+            double sum = 0, squares = 0;
+            count[g] = 0;
+            EACH(n, i) sum += get(x, i, bf16), count[g]++;
+            mu[at] = training ? sum / count[g] : mean[c];
+            EACH(n, i) squares += (get(x, i, bf16) - mu[at]) * (get(x, i, bf16) - mu[at]);
+            sigma[at] = sqrt((training ? squares / count[g] : var[c]) + eps);
+            EACH(n, i) {
+                z[i] = (get(x, i, bf16) - mu[at]) / sigma[at] * (weight ? weight[c] : 1) + (bias ? bias[c] : 0);
+                if (residual) z[i] += get(r, i, bf16);
+                double margin = bf16 ? 6e-2 : 1e-4; /* at a kink either slope is right */
+                if (fabs(z[i]) < margin || fabs(z[i] - f->cap) < margin) put(dy, i, 0, bf16);
+            }
+        }
 
     double *old_mean = exactly(C, sizeof(double)), *old_var = exactly(C, sizeof(double));
     for (int64_t c = 0; mean && c < C; c++) old_mean[c] = mean[c], old_var[c] = var[c];
     bn_args a = {.operation = training ? BN_TRAIN : BN_EVAL, .dtype = bf16, .activation = f->code,
                  .aux = residual ? BN_AUX_RESIDUAL : BN_AUX_NONE, .threads = s->threads, .batch = N, .channels = C,
-                 .positions = S, .x = x, .aux_data = r, .out = y, .weight = weight, .bias = bias, .running_mean = mean,
-                 .running_var = var, .saved = saved, .eps = eps, .momentum = momentum, .slope = f->slope, .cap = f->cap};
-    if (bn_run(&a) != 0) failures++, fprintf(stderr, "bn_run refused %d %d %d\n", (int)N, (int)C, (int)S);
+                 .positions = S, .groups = G, .samples = kind->samples, .mask = mask, .x = x, .aux_data = r, .out = y,
+                 .weight = weight, .bias = bias, .running_mean = mean, .running_var = var, .saved = saved,
+                 .moments = moments, .eps = eps, .momentum = momentum, .slope = f->slope, .cap = f->cap};
+    if (halves) {
+        bn_args first = a;
+        first.operation = BN_MOMENTS, first.activation = BN_NONE, first.aux = BN_AUX_NONE;
+        first.out = NULL, first.aux_data = NULL, first.weight = first.bias = NULL;
+        must(&first, "the moments");
+        a.operation = BN_APPLY;
+    }
+    must(&a, "the way there");
 
     bn_args b = a;
     b.operation = training ? BN_BACKWARD_TRAIN : BN_BACKWARD_EVAL;
@@ -163,32 +219,72 @@ static void one(const shape *s, const activation *f, int training, int residual,
     b.aux_data = b.aux == BN_AUX_NONE ? NULL : b.aux == BN_AUX_OUTPUT ? y : r;
     b.dy = dy, b.out = dx, b.out_residual = dr, b.grad_weight = dweight, b.grad_bias = dbias;
     b.weight = b.bias = b.running_mean = b.running_var = NULL;
-    if (bn_run(&b) != 0) failures++, fprintf(stderr, "bn_run refused the way back\n");
+    b.moments = NULL;
+    if (halves && G == 1) {
+        bn_args first = b;
+        first.operation = BN_GRAD_SUMS, first.out = NULL, first.sums = sums;
+        must(&first, "the sums");
+        b.operation = BN_GRAD_APPLY, b.sums = sums, b.total = count[0], b.grad_weight = b.grad_bias = NULL;
+    }
+    must(&b, "the way back");
 
+    for (int64_t i = 0; mask && i < total; i++)
+        if (!mask[i / (C * S) * S + i % S]) {
+            compare("padding of y", get(y, i, bf16), 0, 0, 0, &a, f->name);
+            compare("padding of dx", get(dx, i, bf16), 0, 0, 0, &b, f->name);
+            if (dr) compare("padding of dresidual", get(dr, i, bf16), 0, 0, 0, &b, f->name);
+        }
     for (int64_t c = 0; c < C; c++) {
-        double sum = 0, product = 0, bessel = count / (count - 1), scale = (weight ? weight[c] : 1) / sigma[c];
-        EACH(n, i) {
-            double g = get(dy, i, bf16) * slope_at(z[i], f);
-            sum += g;
-            product += g * (get(x, i, bf16) - mu[c]) / sigma[c];
-            compare("y", get(y, i, bf16), activated(z[i], f), 3, bf16, &a, f->name);
-            if (dr) compare("dresidual", get(dr, i, bf16), g, 3, bf16, &b, f->name);
+        double all_products = 0, all_sums = 0, values = 0;
+        for (int64_t g = 0; g < G; g++) {
+            const int64_t at = g * C + c;
+            double sum = 0, product = 0, scale = (weight ? weight[c] : 1) / sigma[at];
+            values += count[g];
+            EACH(n, i) {
+                double gradient = get(dy, i, bf16) * slope_at(z[i], f);
+                sum += gradient;
+                product += gradient * (get(x, i, bf16) - mu[at]) / sigma[at];
+                compare("y", get(y, i, bf16), activated(z[i], f), 3, bf16, &a, f->name);
+                if (dr) compare("dresidual", get(dr, i, bf16), gradient, 3, bf16, &b, f->name);
+            }
+            EACH(n, i) {
+                double xhat = (get(x, i, bf16) - mu[at]) / sigma[at], gradient = get(dy, i, bf16) * slope_at(z[i], f);
+                double mixed = gradient - sum / count[g] - xhat * product / count[g];
+                compare("dx", get(dx, i, bf16), scale * (training ? mixed : gradient), 3 * fabs(scale), bf16, &b, f->name);
+            }
+            if (moments) {
+                compare("mean", moments[(2 * g) * C + c], mu[at], 3, 0, &a, f->name);
+                compare("variance", moments[(2 * g + 1) * C + c], sigma[at] * sigma[at] - eps, 3, 0, &a, f->name);
+            }
+            if (halves && G == 1) {
+                compare("sum", sums[c], sum, 10 + sqrt(count[0]), 0, &b, f->name);
+                compare("product", sums[C + c], product * sigma[at], 10 + 3 * sqrt(count[0]), 0, &b, f->name);
+            }
+            all_products += product, all_sums += sum;
         }
-        EACH(n, i) {
-            double xhat = (get(x, i, bf16) - mu[c]) / sigma[c], g = get(dy, i, bf16) * slope_at(z[i], f);
-            double want = scale * (training ? g - sum / count - xhat * product / count : g);
-            compare("dx", get(dx, i, bf16), want, 3 * fabs(scale), bf16, &b, f->name);
-        }
-        if (dweight) compare("dweight", dweight[c], product, 10 + sqrt(count), 0, &b, f->name);
-        if (dbias) compare("dbias", dbias[c], sum, 10 + sqrt(count), 0, &b, f->name);
-        double moved = training ? momentum : 0, variance = sigma[c] * sigma[c] - eps;
+        if (dweight) compare("dweight", dweight[c], all_products, 10 + sqrt(values), 0, &b, f->name);
+        if (dbias) compare("dbias", dbias[c], all_sums, 10 + sqrt(values), 0, &b, f->name);
+        double moved = training ? momentum : 0, variance = sigma[c] * sigma[c] - eps, bessel = values / (values - 1);
         if (mean) {
             compare("running_mean", mean[c], old_mean[c] + moved * (mu[c] - old_mean[c]), 1, 0, &a, f->name);
             compare("running_var", var[c], old_var[c] + moved * (variance * bessel - old_var[c]), 1, 0, &a, f->name);
         }
     }
-    void *all[] = {x, y, dx, r, dy, weight, bias, mean, var, saved, dweight, dbias, dr, mu, sigma, z, old_mean, old_var};
+    void *all[] = {x,     y,  dx, r,     dy, weight, bias,    mean,    var,  saved,    dweight,
+                   dbias, dr, mu, sigma, z,  count,  moments, sums,    mask, old_mean, old_var};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
+/* A batch of this shape, its kind scattered over the turns; what the kernel refuses is left out. */
+static batch choose(const shape *s, unsigned turn) {
+    const unsigned dice = turn * 2654435761u >> 16;
+    batch b = {dice % 4, 1, s->batch, dice / 4 % 2};
+    if (s->positions > 1 && s->positions < isas[current].lanes) b.mask = 0;
+    if (s->positions == 1 && s->batch % 2 == 0 && dice / 8 % 2) b.samples = s->batch / 2; /* a sample of two rows */
+    const int64_t most = b.samples * s->positions > 4 ? b.samples / 2 : 1, choices[] = {1, 2, 3, most};
+    const int64_t groups = choices[dice / 16 % 4];
+    if (groups >= 1 && b.samples / groups * (s->batch / b.samples) * s->positions >= 2) b.groups = groups;
+    return b;
 }
 
 int main(int argc, char **argv) {
@@ -204,12 +300,13 @@ int main(int argc, char **argv) {
         const int64_t before = compared;
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
             for (size_t f = 0; f < sizeof activations / sizeof *activations; f++)
-                for (unsigned variant = 0; variant < 8; variant++) {
+                for (unsigned variant = 0; variant < 16; variant++) {
                     turn++;
                     if (few && turn % 7 != 0) continue;
                     /* Everything is asked for in two calls of three, and something is left out in the third. */
-                    one(&shapes[s], &activations[f], !(variant & 1), variant >> 1 & 1, variant >> 2 & 1,
-                        turn % 3 ? 0 : turn / 3 * 11);
+                    const unsigned left_out = turn % 3 ? turn % 2 * 64 : turn / 3 * 11;
+                    const batch plain = {0, 1, shapes[s].batch, 0}, kind = variant < 8 ? plain : choose(&shapes[s], turn);
+                    one(&shapes[s], &activations[f], !(variant & 1), variant >> 1 & 1, variant >> 2 & 1, left_out, &kind);
                 }
         printf("%s: %lld numbers compared\n", bn_isa_name(i), (long long)(compared - before));
     }

@@ -1,7 +1,6 @@
 """``accumulate``: micro-batches enter the running statistics once, as the batch they are parts of."""
 
 import copy
-import doctest
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from torch import nn
 
 import batchnorm as bn
 from batchnorm import reference
-from batchnorm.layers import accumulate as home
 
 CLASSES = pytest.mark.parametrize("classes", [STOCK, OURS], ids=["stock", "ours"])
 SPLITS = pytest.mark.parametrize("sizes", [[16], [4, 4, 4, 4], [7, 2, 5, 2]], ids=str)
@@ -28,12 +26,6 @@ def buffers_of(model):
 def assert_buffers(model, before):
     for name, buffer in model.named_buffers():
         assert torch.equal(buffer, before[name]), name
-
-
-def test_docstrings():
-    results = doctest.testmod(home, extraglobs={"torch": torch})
-    assert results.failed == 0
-    assert results.attempted > 8
 
 
 @CLASSES
@@ -230,6 +222,20 @@ def test_single_values(path):
         layer(x[4:])
         layer(x[:0])
     torch.testing.assert_close(layer.running_mean, x[:4].mean(0))
+
+
+def test_micro_batches_of_one_value_make_a_batch(path):
+    """Where running statistics normalise, one example has its place."""
+    layer = bn.BatchNorm1d(4, statistics="running", update=True, momentum=1.0)
+    before, x = buffers_of(layer), torch.randn(3, 4)
+    with bn.accumulate(layer):
+        layer(x[:1])
+    assert_buffers(layer, before)  # one value in all has no variance
+    with bn.accumulate(layer):
+        for part in x.split(1):
+            layer(part)
+    torch.testing.assert_close(layer.running_var, x.var(0))
+    assert int(layer.num_batches_tracked) == 1
 
 
 @CLASSES

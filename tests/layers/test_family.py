@@ -1,6 +1,5 @@
 """``make_norm``: the classes behind the names, callables in place of names, what cannot be right, and the table."""
 
-import doctest
 import importlib
 from functools import partial
 
@@ -16,13 +15,6 @@ from batchnorm.layers import channel_norms
 from batchnorm.layers.family import BRICKS, Brick, safe_groups, table
 
 EVERY = pytest.mark.parametrize("name", NAMES)
-
-
-@pytest.mark.parametrize("module", ["family", "channel_norms", "dyt", "filter_response", "bricks_page"])
-def test_docstring_examples(module):
-    results = doctest.testmod(importlib.import_module(f"batchnorm.layers.{module}"), extraglobs={"torch": torch})
-    assert results.failed == 0
-    assert results.attempted > 0
 
 
 # ---- The classes behind the names --------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """``FrozenBatchNorm``: a constant, in training too."""
 
 import copy
-import doctest
 import pickle
 
 import numpy as np
@@ -12,7 +11,6 @@ from torch import nn
 
 import batchnorm as bn
 from batchnorm import reference
-from batchnorm.layers import frozen
 
 MODES = pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
 
@@ -23,12 +21,6 @@ def numbers(tensor):
 
 def frozen_layer(**arguments):
     return randomise(bn.FrozenBatchNorm(24, **arguments))
-
-
-def test_docstrings():
-    results = doctest.testmod(frozen, extraglobs={"torch": torch})
-    assert results.failed == 0
-    assert results.attempted > 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

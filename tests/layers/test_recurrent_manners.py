@@ -1,8 +1,6 @@
 """How the recurrent layers behave: bad input, copies, other dtypes, tracers, and that they learn."""
 
 import copy
-import doctest
-import importlib
 import io
 import pickle
 
@@ -251,11 +249,3 @@ def test_remembers(kind):
     with torch.no_grad():
         assert loss_of(*batch()) < 0.1
         assert layer(batch()[0].repeat(3, 1, 1))[0].isfinite().all()  # longer than any sequence of the training
-
-
-@pytest.mark.parametrize("name", ["recurrent", "recurrent_cells", "recurrent_norm"])
-def test_docstring_examples(name):
-    module = importlib.import_module(f"batchnorm.layers.{name}")
-    results = doctest.testmod(module, extraglobs={"torch": torch})
-    assert results.failed == 0
-    assert results.attempted > 0

@@ -1,7 +1,6 @@
 """``adapt``: statistics and entropy, the exact way back, and the warning about sorted streams."""
 
 import copy
-import doctest
 
 import numpy as np
 import pytest
@@ -83,12 +82,6 @@ def assert_picture(model, before, but=()):
 
 STATISTICS = {f"{i}.running_{what}" for i in (0, 3) for what in ("mean", "var")}
 AFFINE = {f"{i}.{what}" for i in (0, 3) for what in ("weight", "bias")}
-
-
-def test_docstrings():
-    results = doctest.testmod(home)
-    assert results.failed == 0
-    assert results.attempted > 8
 
 
 @CLASSES

@@ -44,10 +44,16 @@ INLINE void NAME(write_run)(const bn_args *a, int64_t i, int64_t n, const coeffi
     if (n > 0) NAME(write)(a, i + n - L, k, backward, keep, act, aux, bf16);
 }
 
+INLINE coefficients NAME(of_channel)(const NAME(columns) * w, int64_t c) {
+    return (coefficients){NAME(splat)(w->centre[c]), NAME(splat)(w->scale[c]), NAME(splat)(w->offset[c]),
+                          NAME(splat)(w->grad_x[c]), NAME(splat)(w->grad_1[c])};
+}
+
 /* Fewer elements than a vector holds, as a mask may leave them: in the last lanes of a vector on the stack, because
  * the elements beside them may be another thread's. Rare enough to have no specialised copies. */
-static __attribute__((noinline)) void NAME(short_run)(const bn_args *a, int64_t i, int64_t n, const coefficients *k, vd *sums,
-                                                      int backward, int keep, int act, int aux, int bf16) {
+static void NAME(short_run)(const bn_args *a, int64_t i, int64_t n, const coefficients *k, vd *sums) {
+    const int backward = a->operation >= BN_BACKWARD_TRAIN, keep = a->out_residual != NULL, bf16 = a->dtype == BN_BFLOAT16;
+    const int act = (int)a->activation, aux = (int)a->aux;
     float patch[5][L] = {{0}};
     const size_t size = bf16 ? 2 : 4, bytes = (size_t)n * size, at = (size_t)(L - n) * size, from = (size_t)i * size;
     bn_args b = *a; /* the same call, but on the patches */
@@ -69,8 +75,8 @@ static __attribute__((noinline)) void NAME(short_run)(const bn_args *a, int64_t 
 }
 
 /* What does not count becomes 0, in the output and in the residual's gradient. */
-INLINE void NAME(clear)(const bn_args *a, int64_t i, int64_t n, int bf16) {
-    const size_t size = bf16 ? 2 : 4;
+static void NAME(clear)(const bn_args *a, int64_t i, int64_t n) {
+    const size_t size = a->dtype == BN_FLOAT32 ? 4 : 2;
     memset((char *)a->out + (size_t)i * size, 0, (size_t)n * size);
     if (a->out_residual) memset((char *)a->out_residual + (size_t)i * size, 0, (size_t)n * size);
 }
@@ -79,41 +85,21 @@ INLINE void NAME(clear)(const bn_args *a, int64_t i, int64_t n, int bf16) {
  * than a vector, so that one huge channel can be shared among threads. */
 INLINE int64_t NAME(pieces)(const bn_args *a) { return a->positions >= 65536 ? a->positions / 32768 : 1; }
 
-INLINE coefficients NAME(of_channel)(const NAME(columns) * w, int64_t c) {
-    return (coefficients){NAME(splat)(w->centre[c]), NAME(splat)(w->scale[c]), NAME(splat)(w->offset[c]),
-                          NAME(splat)(w->grad_x[c]), NAME(splat)(w->grad_1[c])};
-}
-
-/* Neighbouring channels c0..c1 together, so that short runs are read as one long stretch of memory. */
-INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, int64_t from, int64_t to,
-                             const NAME(columns) * columns, vd (*sums)[2], int backward, int keep, int act, int aux,
-                             int bf16) {
+/* The places first..last of the samples n0..n1, neighbouring channels c0..c1 together, so that short runs are read as
+ * one long stretch of memory. */
+INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, int64_t n0, int64_t n1, int64_t first,
+                             int64_t last, const NAME(columns) * columns, vd (*sums)[2], int backward, int keep, int act,
+                             int aux, int bf16) {
     /* Copies, which stores through the output's pointer cannot be thought to change. */
     const bn_args copy = *arguments, *a = &copy;
     const NAME(columns) w = *columns;
-    const int64_t cut = NAME(pieces)(a), S = a->positions;
-    for (int64_t r = from; r < to; r++) {
-        int64_t n = r, first = 0, last = S;
-        if (cut > 1) {
-            n = r / cut;
-            first = (r % cut) * S / cut;
-            last = (r % cut + 1) * S / cut;
-        }
+    for (int64_t n = n0; n < n1; n++)
         for (int64_t c = c0; c < c1; c++) {
             const coefficients q = NAME(of_channel)(&w, c);
-            const int64_t i = (n * a->channels + c) * S;
-            const uint8_t *mask = a->mask ? a->mask + n * S : NULL;
-            int64_t done = first, s = first, end;
-            for (; next_span(mask, &s, &end, last); s = done = end) {
-                if (!sums && done < s) NAME(clear)(a, i + done, s - done, bf16);
-                if (end - s < L)
-                    NAME(short_run)(a, i + s, end - s, &q, sums ? sums[c - c0] : NULL, backward, keep, act, aux, bf16);
-                else if (sums) NAME(sum_run)(a, i + s, end - s, &q, sums[c - c0], backward, keep, act, aux, bf16);
-                else NAME(write_run)(a, i + s, end - s, &q, backward, keep, act, aux, bf16);
-            }
-            if (!sums && done < last) NAME(clear)(a, i + done, last - done, bf16);
+            const int64_t i = (n * a->channels + c) * a->positions + first;
+            if (sums) NAME(sum_run)(a, i, last - first, &q, sums[c - c0], backward, keep, act, aux, bf16);
+            else NAME(write_run)(a, i, last - first, &q, backward, keep, act, aux, bf16);
         }
-    }
 }
 
 /* ---- matrix: rows r0..r1 of columns c0..c1; c1 - c0 >= L ----------------------------------------------------- */
@@ -193,11 +179,11 @@ INLINE void NAME(sweep_matrix)(const call *k, int64_t r, int64_t r1, int64_t c0,
                 NAME(sum_rows)(a, r * n, n, 8, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
             for (; r < end; r++) NAME(sum_rows)(a, r * n, n, 1, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
         } else {
-            for (; done < r; done++) NAME(clear)(a, done * n + c0, c1 - c0, bf16);
+            for (; done < r; done++) NAME(clear)(a, done * n + c0, c1 - c0);
             for (; r < end; r++) NAME(write_row)(a, r * n, c0, c1, &w, backward, keep, act, aux, bf16);
         }
     }
-    for (; !sum && done < r1; done++) NAME(clear)(a, done * n + c0, c1 - c0, bf16);
+    for (; !sum && done < r1; done++) NAME(clear)(a, done * n + c0, c1 - c0);
 }
 
 /* ---- the specialised copies --------------------------------------------------------------------------------- */
@@ -220,17 +206,47 @@ INLINE void NAME(sweep_matrix)(const call *k, int64_t r, int64_t r1, int64_t c0,
     PLAIN(CALL) KEPT(CALL)                                                                                 \
     COPY(BN_RELU, BN_AUX_NONE, CALL) COPY(BN_CLIPPED, BN_AUX_NONE, CALL) COPY(BN_SILU, BN_AUX_NONE, CALL)
 
-static void NAME(runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t from, int64_t to, const NAME(columns) * w,
-                       vd (*sums)[2]) {
+static void NAME(same_runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t n0, int64_t n1, int64_t first, int64_t last,
+                            const NAME(columns) * w, vd (*sums)[2]) {
     const int backward = a->operation >= BN_BACKWARD_TRAIN, keep = a->out_residual != NULL;
     const int64_t key = KEY(a->activation, a->aux, a->dtype), plain = KEY(BN_NONE, BN_AUX_NONE, a->dtype);
-#define FORWARD_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, sums, 0, 0, act, aux, bf16)
-#define FORWARD_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, NULL, 0, 0, act, aux, bf16)
-#define BACKWARD_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, sums, 1, 0, act, aux, bf16)
-#define BACKWARD_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, NULL, 1, 0, act, aux, bf16)
-#define KEPT_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, sums, 1, 1, act, aux, bf16)
-#define KEPT_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, from, to, w, NULL, 1, 1, act, aux, bf16)
+#define FORWARD_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, sums, 0, 0, act, aux, bf16)
+#define FORWARD_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, NULL, 0, 0, act, aux, bf16)
+#define BACKWARD_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, sums, 1, 0, act, aux, bf16)
+#define BACKWARD_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, NULL, 1, 0, act, aux, bf16)
+#define KEPT_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, sums, 1, 1, act, aux, bf16)
+#define KEPT_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, NULL, 1, 1, act, aux, bf16)
 #include "bn_copies.h"
+}
+
+/* The marked stretches of one sample's places first..last; what lies between them becomes 0 when output is written. */
+static void NAME(masked_runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t n, int64_t first, int64_t last,
+                              const NAME(columns) * w, vd (*sums)[2]) {
+    const int64_t S = a->positions;
+    int64_t done = first, s = first, end;
+    for (; next_span(a->mask + n * S, &s, &end, last); s = done = end) {
+        for (int64_t c = c0; !sums && done < s && c < c1; c++) NAME(clear)(a, (n * a->channels + c) * S + done, s - done);
+        for (int64_t c = c0; end - s < L && c < c1; c++) {
+            const coefficients q = NAME(of_channel)(w, c);
+            NAME(short_run)(a, (n * a->channels + c) * S + s, end - s, &q, sums ? sums[c - c0] : NULL);
+        }
+        if (end - s >= L) NAME(same_runs)(a, c0, c1, n, n + 1, s, end, w, sums);
+    }
+    for (int64_t c = c0; !sums && done < last && c < c1; c++) NAME(clear)(a, (n * a->channels + c) * S + done, last - done);
+}
+
+static void NAME(runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t from, int64_t to, const NAME(columns) * w,
+                       vd (*sums)[2]) {
+    const int64_t cut = NAME(pieces)(a), S = a->positions;
+    if (cut == 1 && !a->mask) {
+        NAME(same_runs)(a, c0, c1, from, to, 0, S, w, sums);
+        return;
+    }
+    for (int64_t r = from; r < to; r++) {
+        const int64_t n = r / cut, first = (r % cut) * S / cut, last = (r % cut + 1) * S / cut;
+        if (a->mask) NAME(masked_runs)(a, c0, c1, n, first, last, w, sums);
+        else NAME(same_runs)(a, c0, c1, n, n + 1, first, last, w, sums);
+    }
 }
 
 static void NAME(matrix)(const call *k, int64_t r0, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * w,

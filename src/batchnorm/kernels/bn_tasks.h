@@ -113,10 +113,30 @@ static int NAME(needs_output)(const bn_args *a) { return a->operation != BN_MOME
 
 enum { NAME(MAX_BLOCK) = 32 };
 
+/* The same with a mask: from the first marked stretch of four runs. */
+static void NAME(guess_marked)(call *k, int64_t c0, int64_t c1) {
+    const bn_args *a = k->a;
+    for (int64_t c = c0; c < c1; c++) {
+        double sum = 0;
+        int64_t count = 0;
+        for (int j = 0; j < 4; j++) {
+            const int64_t n = j * a->batch / 4;
+            int64_t s = 0, end;
+            if (!next_span(a->mask + n * a->positions, &s, &end, a->positions)) continue;
+            for (; s < end && count < (j + 1) * L; s++, count++) sum += element(a, n, c, s);
+        }
+        k->shift[c] = count && isfinite(sum) ? (float)(sum / (double)count) : 0;
+    }
+}
+
 /* A guess of the mean from the middle of four runs. */
 static void NAME(guess_runs)(call *k, int64_t c0, int64_t c1) {
     const bn_args *a = k->a;
     const int64_t S = a->positions, middle = (S - L) / 2;
+    if (a->mask) {
+        NAME(guess_marked)(k, c0, c1);
+        return;
+    }
     for (int64_t c = c0; c < c1; c++) {
         vf sum = {0};
         for (int j = 0; j < 4; j++) {
@@ -253,14 +273,16 @@ static NAME(columns) NAME(of_columns)(call *k, int64_t c0, int64_t c1, int shift
     return (NAME(columns)){k->wide[0], k->wide[1], k->wide[2], k->wide[3], k->wide[4]};
 }
 
-/* A guess of the mean from eight rows spread over the batch. */
+/* A guess of the mean from eight rows spread over the batch, or the marked ones that follow them. */
 static void NAME(guess_columns)(call *k, int64_t c0, int64_t c1) {
     const bn_args *a = k->a;
     const int64_t g = k->group;
+    int64_t count = 0;
     for (int64_t c = c0; c < c1; c++) k->shift[c] = 0;
     for (int j = 0; j < 8; j++) {
-        const int64_t n = j * k->rows / 8;
-        int64_t c = c0;
+        int64_t n = j * k->rows / 8, end, c = c0;
+        if (!next_span(a->mask, &n, &end, k->rows)) break;
+        count += g;
         for (; g == 1 && c + L <= c1; c += L) {
             vf sum = NAME(loadf)(k->shift + c) + NAME(load)(a->x, n * k->columns + c, a->dtype == BN_BFLOAT16);
             NAME(store)(k->shift, c, sum, 0);
@@ -268,7 +290,7 @@ static void NAME(guess_columns)(call *k, int64_t c0, int64_t c1) {
         for (; c < c1; c++)
             for (int64_t s = 0; s < g; s++) k->shift[c] += (float)element(a, n, c, s);
     }
-    for (int64_t c = c0; c < c1; c++) k->shift[c] = isfinite(k->shift[c]) ? k->shift[c] / (float)(8 * g) : 0;
+    for (int64_t c = c0; c < c1; c++) k->shift[c] = count && isfinite(k->shift[c]) ? k->shift[c] / (float)count : 0;
 }
 
 /* Finish channels c0..c1 from the sums of their columns, which are first added up per channel, in place. */

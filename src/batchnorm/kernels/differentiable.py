@@ -16,6 +16,7 @@ from batchnorm.kernels.native import ACTIVATIONS, AUX_NONE, AUX_OUTPUT, AUX_RESI
 from batchnorm.moments import Moments
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
+_CPU = torch.device("cpu")  # the string costs a microsecond at every use
 
 
 class Setting(NamedTuple):
@@ -29,8 +30,6 @@ class Setting(NamedTuple):
     eps: float
     slope: float
     activation: str
-    running_mean: Tensor | None = None
-    running_var: Tensor | None = None
     groups: int = 1
     samples: int = 0
     mask: Tensor | None = None  # uint8, one number per sample and position
@@ -43,6 +42,8 @@ def differentiable(
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     setting: Setting,
 ) -> tuple[Tensor, int, Tensor | None]:
     """Return the output, the kernel's status (0: all moments are finite), and the moments if they were asked for."""
@@ -53,19 +54,20 @@ def differentiable(
         or (residual is not None and residual.requires_grad)
     ):
         told: list[Any] = []
-        y: Tensor = _Native.apply(x, weight, bias, residual, (setting, told))  # type: ignore[no-untyped-call]
+        # What has no gradient travels as one argument: each costs time in autograd.
+        rest = (running_mean, running_var, setting, told)
+        y: Tensor = _Native.apply(x, weight, bias, residual, rest)  # type: ignore[no-untyped-call]
         return y, told[0], told[1]
-    y, _, status, moments = _forward(x, weight, bias, residual, setting)
+    y, _, status, moments = _forward(x, weight, bias, residual, running_mean, running_var, setting)
     return y, status, moments
 
 
 def moments(x: Tensor, setting: Setting) -> Tensor:
     """Return mean and biased variance, shape (groups, 2, channels), in float64."""
     groups, channels = setting.groups, setting.like[1]
-    found = x.new_empty((groups, 2, channels), dtype=torch.float64)
-    scratch = x.new_empty((groups, native.SAVED_ROWS, channels), dtype=torch.float32)
-    code = _call(setting, native.MOMENTS, AUX_NONE, x, None, None, None, None, scratch, moments=found)
-    _done(code, x)
+    found = torch.empty((groups, 2, channels), dtype=torch.float64, device=_CPU)
+    scratch = torch.empty((groups, native.SAVED_ROWS, channels), dtype=torch.float32, device=_CPU)
+    _call(setting, native.MOMENTS, AUX_NONE, x, None, None, None, None, scratch, moments=found)
     return found
 
 
@@ -90,18 +92,18 @@ def _call(
     total: float = 0.0,
 ) -> int:
     """Call the kernel: the one place that knows the order of its arguments."""
-    activation, cap = ACTIVATIONS[setting.activation]
-    mask = setting.mask
-    code: int = setting.run(
+    run, like, _, _, momentum, eps, slope, name, groups, samples, mask, _, _ = setting
+    activation, cap = ACTIVATIONS[name]
+    code: int = run(
         native.pack_arguments(
             operation,
             CODES[x.dtype],
             activation,
             aux,
             torch.get_num_threads(),
-            *setting.like,
-            setting.groups,
-            setting.samples,
+            *like,
+            groups,
+            samples,
             0 if mask is None else mask.data_ptr(),
             x.data_ptr(),
             0 if auxiliary is None else auxiliary.data_ptr(),
@@ -117,22 +119,18 @@ def _call(
             0 if grad_bias is None else grad_bias.data_ptr(),
             0 if moments is None else moments.data_ptr(),
             0 if sums is None else sums.data_ptr(),
-            setting.eps,
-            setting.momentum,
-            setting.slope,
+            eps,
+            momentum,
+            slope,
             cap,
             total,
         )
     )
-    return code
-
-
-def _done(code: int, x: Tensor) -> None:
-    """Raise if the kernel could not do its work: its outputs are then not to be looked at."""
-    if code == -1:
-        raise MemoryError(f"no memory for the statistics of a batch of shape {list(x.shape)}")
-    if code < 0:
+    if code < 0:  # it could not do its work, and its outputs are not to be looked at
+        if code == -1:
+            raise MemoryError(f"no memory for the statistics of a batch of shape {list(x.shape)}")
         raise BatchNormError(f"the kernel refused an input of shape {list(x.shape)} (code {code})")
+    return code
 
 
 def _forward(
@@ -140,21 +138,23 @@ def _forward(
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     setting: Setting,
 ) -> tuple[Tensor, Tensor, int, Tensor | None]:
-    groups, channels, training = setting.groups, setting.like[1], setting.training
-    running_mean, running_var = setting.running_mean, setting.running_var
+    _, like, layout, training, _, _, _, _, groups, _, _, given, _ = setting
+    channels = like[1]
     y = torch.empty_like(x)
-    saved = x.new_empty((groups * native.SAVED_ROWS, channels), dtype=torch.float32)
+    saved = torch.empty((groups * native.SAVED_ROWS, channels), dtype=torch.float32, device=_CPU)
     mean32, var32 = _float32(running_mean), _float32(running_var)
     moments = None
-    if setting.moments is not None:
+    if given is not None:
         operation = native.APPLY
-        moments = torch.stack((setting.moments.mean, setting.moments.var), -2)
+        moments = torch.stack((given.mean, given.var), -2).to(_CPU, torch.float64)
     elif training:
         operation = native.TRAIN
         if groups > 1:
-            moments = x.new_empty((groups, 2, channels), dtype=torch.float64)
+            moments = torch.empty((groups, 2, channels), dtype=torch.float64, device=_CPU)
     else:
         operation = native.EVAL
     code = _call(
@@ -173,15 +173,14 @@ def _forward(
         var32,
         moments=moments,
     )
-    _done(code, x)
     if training and code == 0 and running_mean is not None and running_var is not None:
         if mean32 is running_mean and var32 is running_var:
             increment_version((running_mean, running_var))
         else:
             running_mean.copy_(mean32)  # type: ignore[arg-type]
             running_var.copy_(var32)  # type: ignore[arg-type]
-    if setting.layout is not None:
-        y = y.contiguous(memory_format=setting.layout)
+    if layout is not None:
+        y = y.contiguous(memory_format=layout)
     return y, saved, code, moments
 
 
@@ -195,10 +194,10 @@ class _Native(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         residual: Tensor | None,
-        rest: tuple[Setting, list[Any]],
+        rest: tuple[Tensor | None, Tensor | None, Setting, list[Any]],
     ) -> Tensor:
-        setting, told = rest
-        y, saved, code, moments = _forward(x, weight, bias, residual, setting)
+        running_mean, running_var, setting, told = rest
+        y, saved, code, moments = _forward(x, weight, bias, residual, running_mean, running_var, setting)
         told += (code, moments)
         # With a residual, the activation's slope is told by the output (or, for silu, by the residual); without
         # one, by x, which is needed anyway.
@@ -210,15 +209,15 @@ class _Native(torch.autograd.Function):
         else:
             ctx.aux, auxiliary = AUX_OUTPUT, y
         ctx.setting, ctx.strides = setting, x.stride()
-        ctx.save_for_backward(x, weight, bias, saved, auxiliary)
+        ctx.save_for_backward(x, weight, bias, saved, auxiliary, setting.mask)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         if torch.is_grad_enabled() or _transformed(dy):
             return _differentiable_backward(ctx, dy)
-        x, weight, bias, saved, auxiliary = ctx.saved_tensors
-        setting: Setting = ctx.setting
+        x, weight, bias, saved, auxiliary, mask = ctx.saved_tensors
+        setting: Setting = ctx.setting if mask is None else ctx.setting._replace(mask=mask)
         needs = ctx.needs_input_grad
         if x.stride() != ctx.strides:  # hooks on saved tensors may give back other strides
             x = x.new_empty_strided(x.shape, ctx.strides).copy_(x)
@@ -231,10 +230,9 @@ class _Native(torch.autograd.Function):
         dbias = saved.new_empty(bias.shape) if needs[2] else None
         dresidual = torch.empty_like(x) if needs[3] and setting.activation != "none" else None
         if setting.reduce is None:
-            operation = native.BACKWARD_TRAIN if setting.training else native.BACKWARD_EVAL
-            code = _call(
+            _call(
                 setting,
-                operation,
+                native.BACKWARD_TRAIN if setting.training else native.BACKWARD_EVAL,
                 ctx.aux,
                 x,
                 auxiliary,
@@ -247,8 +245,8 @@ class _Native(torch.autograd.Function):
             )
         else:
             assert setting.moments is not None
-            sums = x.new_empty((2, setting.like[1]), dtype=torch.float64)
-            code = _call(
+            sums = torch.empty((2, setting.like[1]), dtype=torch.float64, device=_CPU)
+            _call(
                 setting,
                 native.GRAD_SUMS,
                 ctx.aux,
@@ -262,10 +260,7 @@ class _Native(torch.autograd.Function):
                 grad_bias=dbias,
                 sums=sums,
             )
-            _done(code, x)
-            sums = setting.reduce(sums).contiguous()
-            total = float(setting.moments.count)
-            code = _call(
+            _call(
                 setting,
                 native.GRAD_APPLY,
                 ctx.aux,
@@ -275,21 +270,31 @@ class _Native(torch.autograd.Function):
                 dx,
                 dresidual,
                 saved,
-                sums=sums,
-                total=total,
+                sums=_reduced(sums, setting.reduce),
+                total=float(setting.moments.count),
             )
-        _done(code, x)
         if setting.layout is not None:
             dx = dx.contiguous(memory_format=setting.layout)
         if needs[3] and dresidual is None:  # there is nothing between the sum and the output but the mask
-            dresidual = dy if setting.mask is None else torch.where(_positions(setting.mask, x), dy, 0)
+            dresidual = dy if mask is None else torch.where(_positions(mask, x), dy, 0)
         return (
             dx if needs[0] else None,
-            dweight if dweight is None or weight.dtype is torch.float32 else dweight.to(weight.dtype),
-            dbias if dbias is None or bias.dtype is torch.float32 else dbias.to(bias.dtype),
+            None if dweight is None else dweight.to(weight.dtype),
+            None if dbias is None else dbias.to(bias.dtype),
             dresidual,
             None,
         )
+
+
+def _reduced(sums: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """Everyone's sums; the kernel reads them by their address, so they had better be what it expects."""
+    everyones = reduce(sums)
+    if everyones.shape != sums.shape:
+        raise BatchNormError(
+            f"reduce was given a tensor of shape {list(sums.shape)} and returned one of shape {list(everyones.shape)}",
+            do="return the sum over all processes, such as torch.distributed.all_reduce makes it",
+        )
+    return everyones.to(_CPU, torch.float64).contiguous()
 
 
 def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
@@ -300,7 +305,7 @@ def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     with torch.enable_grad():
         # Views, so that a tensor given twice, as input and as residual, has two gradients and not twice their sum.
         views: list[Any] = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
-        x, weight, bias, saved, auxiliary = views
+        x, weight, bias, saved, auxiliary, marks = views
         mean = var = None
         if not setting.training:
             mean = saved[0] + saved[1]
@@ -311,7 +316,7 @@ def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
             dz = dy * _slope(auxiliary, setting.activation, setting.slope)
         else:
             inner, residual, dz = setting.activation, auxiliary, dy
-        mask = None if setting.mask is None else _positions(setting.mask, x).squeeze(1)
+        mask = None if marks is None else _positions(marks, x).squeeze(1)
         inputs = [t for t, wanted in ((x, needs[0]), (weight, needs[1]), (bias, needs[2])) if wanted]
         if residual is not None and needs[3]:
             inputs.append(residual)

@@ -99,6 +99,7 @@ def composite(
     marks = None if mask is None else mask.unsqueeze(1)
     if marks is not None:
         x = torch.where(marks, x, 0)  # not a product: padding may be NaN
+        residual = None if residual is None else torch.where(marks, residual, 0)
     if mean is not None and var is not None:
         centred = x - mean.reshape(shape)
         scale = torch.rsqrt(var.reshape(shape) + eps)
@@ -151,7 +152,7 @@ def _summed(x: Tensor, groups: int, reduce: Callable[[Tensor], Tensor] | None = 
         sums = sums.sum(0, keepdim=True)
     else:
         sums = sums.new_zeros(groups, x.shape[1]).index_add(0, _owners(x, groups), sums)
-    return sums if reduce is None else reduce(sums)
+    return sums if reduce is None else reduce(sums.to(_wide(x))).to(sums.dtype)
 
 
 def counts(x: Tensor, mask: Tensor | None, groups: int) -> Tensor:
@@ -219,8 +220,8 @@ class Staged(torch.autograd.Function):
         mask: Tensor | None,
         reduce: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        ctx.moments, ctx.setting = moments, (eps, activation, negative_slope, mask, reduce)
-        ctx.save_for_backward(x, weight, bias, residual)
+        ctx.moments, ctx.setting = moments, (eps, activation, negative_slope, reduce)
+        ctx.save_for_backward(x, weight, bias, residual, mask)
         wide = _arithmetic(x)
         mean, var = moments.mean.to(wide), moments.var.to(wide)
         return composite(
@@ -229,12 +230,15 @@ class Staged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]  # noqa: D102
-        x, weight, bias, residual = ctx.saved_tensors
-        eps, activation, slope, mask, reduce = ctx.setting
+        x, weight, bias, residual, mask = ctx.saved_tensors
+        eps, activation, slope, reduce = ctx.setting
         needs = ctx.needs_input_grad
         if torch.is_grad_enabled():
-            inputs = [t for t, need in zip((x, weight, bias, residual), needs, strict=False) if need]
             with torch.enable_grad():
+                # Views: a tensor given twice, as input and as residual, has two gradients and not twice their sum.
+                leaves: list[Any] = [None if t is None else t.view_as(t) for t in (x, weight, bias, residual)]
+                x, weight, bias, residual = leaves
+                inputs = [t for t, need in zip(leaves, needs, strict=False) if need]
                 y = composite(
                     x, None, None, weight, bias, eps, activation, residual, slope, mask, 1, reduce, ctx.moments.count
                 )  # fmt: skip

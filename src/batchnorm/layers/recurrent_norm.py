@@ -79,7 +79,9 @@ class StepBatchNorm(_Fast):
         super().reset_parameters()
         nn.init.constant_(self.weight, self.gamma)
 
-    def forward(self, input: Tensor, residual: Tensor | None = None, *, step: int = 0) -> Tensor:
+    def forward(  # type: ignore[override]
+        self, input: Tensor, residual: Tensor | None = None, *, step: int = 0
+    ) -> Tensor:
         """Normalise the values of one step, and add ``residual`` if one is given.
 
         >>> norm = StepBatchNorm(2).eval()

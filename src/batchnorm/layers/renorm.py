@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from batchnorm.checks import check_dimensions
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments, normalize
 from batchnorm.layers.batch import _Fast
+from batchnorm.masks import as_mask
 
 
 @dataclass(frozen=True)
@@ -108,18 +110,22 @@ class BatchRenorm(_Fast):
     ) -> tuple[Tensor, Tensor | bool | None]:
         if not training:
             return super()._apply_to(x, residual, mean, var, training, momentum, mask)
+        where = type(self).__name__
+        check_dimensions(x, where)
+        mask = None if mask is None else as_mask(mask, x, where)
         batch = moments(x, mask=mask)
-        r, d = self._corrections(batch.mean, batch.var)
         weight, bias = self.weight, self.bias
+        # As wide as a parameter would be: r and d of a bfloat16 input are not rounded to 8 bits.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        r, d = (correction.to(wide) for correction in self._corrections(batch.mean, batch.var))
         # gamma * (xhat * r + d) + beta is batch norm with another gamma and beta, and what reaches those two reaches
         # the layer's own through these products.
-        scale = r if weight is None else weight * r.to(weight.dtype)
-        shift = d if weight is None else weight * d.to(weight.dtype)
+        scale = r if weight is None else weight * r
+        shift = d if weight is None else weight * d
         shift = shift if bias is None else bias + shift
-        kind = x.dtype if weight is None and bias is None else (weight if weight is not None else bias).dtype
         return normalize(
-            x, mean, var, scale.to(kind), shift.to(kind), True, momentum, self.eps, self.activation, residual,
-            self.negative_slope, type(self).__name__, mask, 1, batch,
+            x, mean, var, scale, shift, True, momentum, self.eps, self.activation, residual, self.negative_slope,
+            where, mask, 1, batch,
         )  # fmt: skip
 
     @torch.no_grad()

@@ -1,0 +1,137 @@
+"""One collective: everybody's numbers to everybody, each with its sender's place in front, all of them checked."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from batchnorm.distributed import rollcall
+from batchnorm.distributed.groups import backend, patience
+from batchnorm.distributed.ledger import HEADER, SAME, Ledger, Line, arrived, in_words, ledger_of
+from batchnorm.errors import BatchNormError
+
+# Room for a message from each rank. gloo ends the process if a message is longer than the place it is put in, which
+# happens when a rank is in another layer; so there is always room for the longest, and the header tells how long it is.
+ROOM = HEADER + 2 * 4096
+
+
+def gather(payload: Tensor, line: Line, group: Any) -> tuple[Tensor, list[int]]:
+    """Return the float64 payloads of all ranks, one row each, and the flags of their forward pass.
+
+    >>> rows, flags = gather(torch.zeros(9, dtype=torch.float64), line, group)  # doctest: +SKIP
+
+    One collective (two if a layer has more than 4,096 channels). Raises `BatchNormError` on every rank if one of them
+    is elsewhere, and on those that wait if one does not come.
+    """
+    ledger = ledger_of(group)
+    if ledger.exchanges == 0:
+        rollcall.listen()
+    kind, device = backend(group, payload.device)
+    header = torch.tensor(line.header(payload.numel()), dtype=torch.float64)
+    vector = torch.cat((header.to(device), payload.detach().to(device)))
+    ledger.exchanges += 1
+    ledger.at, ledger.state = line, "waiting"
+    began = time.monotonic()
+    limit = patience(group).total_seconds()
+    asking = min(3.0, limit / 3)  # of the time a group waits, what is kept to find out who is missing
+    try:
+        if kind == "gloo":
+            rows = _to_everybody(vector[:ROOM], ROOM, group, ledger.me, limit - 1.3 * asking)
+        else:
+            rows = vector.new_empty((group.size(), vector.numel()))
+            _all_gather(rows, vector, group)
+        headers: list[list[float]] = rows[:, :HEADER].tolist()
+    except RuntimeError as error:
+        ledger.state = "failed"
+        raise _missing(ledger, line, time.monotonic() - began, asking, error) from error
+    arrived()
+    ledger.compare(line, headers)
+    rows = rows[:, HEADER : vector.numel()]
+    if kind == "gloo" and vector.numel() > ROOM:  # now all are known to send as much
+        rest = vector[ROOM:]
+        rows = torch.cat((rows, _to_everybody(rest, rest.numel(), group, ledger.me, limit)), 1)
+    ledger.state = "done"
+    return rows.to(payload.dtype).to(payload.device), [int(theirs[6]) for theirs in headers]
+
+
+def _all_gather(rows: Tensor, vector: Tensor, group: Any) -> None:
+    """Call torch's all_gather under the name it has in this version."""
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    getattr(dist, name)(rows, vector, group)
+
+
+def _to_everybody(vector: Tensor, room: int, group: Any, me: int, seconds: float) -> Tensor:
+    """Send a vector to all others directly, and receive theirs, each at most ``room`` numbers long.
+
+    gloo's own all_gather passes the numbers round a ring, one step for each process, and needs equal lengths.
+    """
+    size, length = group.size(), vector.numel()
+    options = dist.distributed_c10d.AllToAllOptions()
+    options.timeout = timedelta(seconds=seconds)
+    received = vector.new_empty((size - 1, room))
+    sent = vector.repeat(size - 1)
+    outgoing, incoming = [length] * size, [room] * size
+    outgoing[me] = incoming[me] = 0  # a rank's own numbers stay where they are
+    group.alltoall_base(received.view(-1), sent, incoming, outgoing, options).wait()
+    others = received[:, :length]
+    return torch.cat((others[:me], vector.unsqueeze(0), others[me:]))
+
+
+def _missing(ledger: Ledger, line: Line, waited: float, seconds: float, error: RuntimeError) -> BatchNormError:
+    """Find out who did not come, and say so."""
+    answers = rollcall.call(ledger.name, ledger.exchanges, ledger.ranks, ledger.me, seconds)
+    stories: dict[str, list[int]] = {}
+    for rank in ledger.ranks:
+        if answers is None or rank == ledger.ranks[ledger.me]:
+            continue
+        answer = answers.get(rank)
+        if answer is None:
+            story = "gave no answer (dead, stopped, or never in a synchronised layer)"
+        elif answer.get("ended"):
+            story = "did not arrive: its program has ended"
+        else:
+            last = answer["groups"].get(ledger.name)
+            if last is not None and last[3] == ledger.exchanges:
+                continue  # it is here as well, and waits like us
+            story = f"did not arrive: {_story(last, answer, line)}"
+        stories.setdefault(story, []).append(rank)
+    told = "; ".join(f"{in_words(ranks)} {story}" for story, ranks in stories.items())
+    if answers is None:
+        told = (
+            "a rank is gone, and which one cannot be asked, because the store is gone with it: probably rank 0, which "
+            "keeps the store"
+        )
+    elif not told:
+        told = "every rank is here, but the connection between them failed"
+    # gloo's own words without the place in its source and the advice.
+    words = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).split(". ")[0].splitlines() or [type(error).__name__]
+    return BatchNormError(
+        f"{line.words()}: after {waited:.1f} s, {told} ({words[0]})",
+        where=line.seat.title(),
+        do=f"look at that rank's own messages; {SAME}",
+    )
+
+
+def _story(last: list[Any] | None, answer: dict[str, Any], line: Line) -> str:
+    told = []
+    ours = line.seat.title()
+    passed = answer["passed"]
+    if passed:
+        here = [how for name, how in passed if name == ours]
+        if here:
+            told.append(f"it ran this layer {here[-1]}")
+        else:
+            told.append(f"it ran {passed[-1][0]} {passed[-1][1]}")
+    if last is None:
+        told.append("it has not exchanged anything in this group")
+    else:
+        told.append(f"its last exchange was in {last[0]}, {last[1]}")
+    if answer.get("line"):
+        told.append(f"its main thread is at {answer['line']}")
+    return ", ".join(told)

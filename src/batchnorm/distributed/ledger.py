@@ -1,0 +1,191 @@
+"""A ledger of who is where: every exchange carries its sender's place, and every rank compares them all.
+
+A rank that is in another layer, another call, another direction or another mode is found out by the exchange itself,
+from what everybody received. Layers have no names that all ranks are sure to share, so each rank numbers its layers in
+the order of first use, and learns from the first exchange of a layer which number stands for it on each other rank.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from batchnorm.distributed.groups import members
+from batchnorm.distributed.naming import mark, titles
+from batchnorm.errors import BatchNormError
+
+FORWARD, BACKWARD = 1, 2
+GRAD, DX, TRAINING, UPDATE, OBSERVE = 1, 2, 4, 8, 16  # what the ranks tell each other about a forward pass
+MODE = TRAINING | UPDATE | OBSERVE
+HEADER = 8  # numbers in front of the payload
+_SIGN = 2015.0  # of a message of ours
+
+SAME = (
+    "call the same synchronised layers in the same order and mode on every rank; a rank without samples takes part "
+    "with an empty batch such as x[:0]"
+)
+
+
+class Seat:
+    """A layer's place in the ledger of a group."""
+
+    def __init__(self, layer: nn.Module, number: int, channels: int) -> None:
+        self.layer = weakref.ref(layer)
+        self.number, self.channels, self.mark = number, channels, mark(layer)
+        self.calls = 0
+        self.peers: list[float] | None = None  # the number of this layer on every rank
+        self.words: str | None = None
+
+    def title(self) -> str:
+        """Say which layer it is."""
+        layer = self.layer()
+        if self.words is None:
+            self.words = f"a layer of {self.channels} channels, which is gone" if layer is None else titles([layer])[0]
+        return self.words
+
+
+@dataclass(frozen=True)
+class Line:
+    """One entry: a layer, which of its calls, in which direction, in which mode."""
+
+    seat: Seat
+    call: int
+    direction: int
+    flags: int = 0
+
+    def header(self, length: int) -> list[float]:
+        """Return what goes in front of the payload."""
+        seat = self.seat
+        numbers = (seat.number, seat.mark, seat.channels, self.call, self.direction, self.flags, length)
+        return [_SIGN, *map(float, numbers)]
+
+    def words(self) -> str:
+        """Say where it is, for a message."""
+        return f"step {self.call} ({'forward' if self.direction == FORWARD else 'backward'})"
+
+
+class Ledger:
+    """What a process knows of one group."""
+
+    def __init__(self, group: Any) -> None:
+        self.ranks, self.me, self.name = members(group), group.rank(), str(group.group_name)
+        self.seats: weakref.WeakKeyDictionary[nn.Module, Seat] = weakref.WeakKeyDictionary()
+        self.owners: dict[tuple[int, float], Seat] = {}
+        self.exchanges = self.seated = 0
+        self.at: Line | None = None
+        self.state = ""
+
+    def seat(self, layer: nn.Module, channels: int) -> Seat:
+        """Return the layer's place, a new one at its first use."""
+        seat = self.seats.get(layer)
+        if seat is None or seat.channels != channels or (seat.mark != mark(layer)):
+            self.seated += 1
+            seat = self.seats[layer] = Seat(layer, self.seated, channels)
+        return seat
+
+    def compare(self, line: Line, headers: list[list[float]]) -> None:
+        """Raise on every rank alike if the ranks are not all at the same place."""
+        mine, seat = headers[self.me], line.seat
+        wrong = False
+        for rank, theirs in enumerate(headers):
+            # The sign, then all but the number, which is each rank's own, and flags that may differ.
+            same = theirs[0] == _SIGN and theirs[3:6] == mine[3:6] and theirs[7] == mine[7]
+            same = same and (theirs[2] == mine[2] or not theirs[2] or not mine[2])
+            same = same and int(theirs[6]) & MODE == int(mine[6]) & MODE
+            # At a layer's first exchange its numbers are not known yet, but a layer used before is in another call.
+            same = same and (seat.peers is None or seat.peers[rank] == theirs[1])
+            wrong = wrong or not same
+        if wrong:
+            raise self._apart(line, headers)
+        if seat.peers is None:
+            seat.peers = [theirs[1] for theirs in headers]
+            for rank, number in enumerate(seat.peers):
+                self.owners[rank, number] = seat
+        flags = [int(theirs[6]) for theirs in headers]
+        if line.direction == FORWARD and any(f & DX for f in flags) and not all(f & GRAD for f in flags):
+            without = [rank for rank, f in zip(self.ranks, flags, strict=True) if not f & GRAD]
+            raise BatchNormError(
+                f"{line.words()}: {in_words(without)} computes no gradients (torch.no_grad), the others do and would "
+                "wait for it in the backward pass",
+                where=seat.title(),
+                do="run the layer with gradients on every rank, or on none",
+            )
+
+    def _apart(self, line: Line, headers: list[list[float]]) -> BatchNormError:
+        modes = len({int(theirs[6]) & MODE for theirs in headers}) > 1
+        places: dict[str, list[int]] = {}
+        for index, theirs in enumerate(headers):
+            places.setdefault(self._place(index, theirs, line, modes), []).append(self.ranks[index])
+        # Those that are few are likely to be the ones gone astray.
+        listed = sorted(places.items(), key=lambda place: len(place[1]))
+        found = "; ".join(f"{in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} {place}" for place, ranks in listed)
+        return BatchNormError(
+            f"{line.words()}: the ranks are not at the same place: {found}", where=line.seat.title(), do=SAME
+        )
+
+    def _place(self, index: int, theirs: list[float], line: Line, modes: bool) -> str:
+        if theirs[0] != _SIGN:
+            return "in another exchange, which is not a layer's"
+        _, number, named, channels, call, direction, flags, _ = (int(value) for value in theirs)
+        seat = line.seat if index == self.me else self.owners.get((index, float(number)))
+        if seat is None and named:
+            seat = next((known for known in self.seats.values() if known.mark == named), None)
+        layer = f"a layer of {channels} channels, its number {number}" if seat is None else seat.title()
+        words = f"in {layer}, step {call} ({'forward' if direction == FORWARD else 'backward'})"
+        if modes and direction == FORWARD:
+            kept = "" if flags & UPDATE else ", without updating its running statistics"
+            words += f", in {'training' if flags & TRAINING else 'evaluation'} mode{kept}"
+        return words
+
+
+_ledgers: weakref.WeakKeyDictionary[Any, Ledger] = weakref.WeakKeyDictionary()
+_passed: deque[tuple[weakref.ref[nn.Module], str]] = deque(maxlen=64)
+
+
+def ledger_of(group: Any) -> Ledger:
+    """Return a group's ledger; the first call opens it."""
+    ledger = _ledgers.get(group)
+    if ledger is None:
+        ledger = _ledgers[group] = Ledger(group)
+    return ledger
+
+
+def passed_by(layer: nn.Module, how: str) -> None:
+    """Note that a layer was run without an exchange, so that a rank asked for its whereabouts can tell.
+
+    >>> passed_by(nn.BatchNorm1d(2), "in evaluation mode")
+    """
+    _passed.append((weakref.ref(layer), how))
+
+
+def arrived() -> None:
+    """Note that an exchange was made: what was passed by before it is of no interest any more."""
+    _passed.clear()
+
+
+def whereabouts() -> dict[str, Any]:
+    """Return where this process is, for other ranks that wait for it.
+
+    >>> sorted(whereabouts())
+    ['groups', 'passed']
+    """
+    alive = [(layer, how) for reference, how in list(_passed) if (layer := reference()) is not None]
+    passed = [[words, how] for words, (_, how) in zip(titles([a for a, _ in alive]), alive, strict=True)]
+    groups = {}
+    for ledger in list(_ledgers.values()):
+        if ledger.at is not None:
+            groups[ledger.name] = [ledger.at.seat.title(), ledger.at.words(), ledger.state, ledger.exchanges]
+    return {"groups": groups, "passed": passed}
+
+
+def in_words(ranks: list[int]) -> str:
+    """Name ranks in a sentence.
+
+    >>> in_words([3]), in_words([0, 2])
+    ('rank 3', 'ranks 0, 2')
+    """
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

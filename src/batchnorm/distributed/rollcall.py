@@ -1,0 +1,143 @@
+"""Who is missing, and why: asked through the group's store, and only when an exchange has failed.
+
+Each process keeps one thread that sleeps in the store until it is asked; then it publishes where its process is: the
+layer of its last exchange, the layers it ran since without one, the line its main thread is at. A process that does
+not answer has ended, died, or is stopped. As long as nothing goes wrong this costs nothing but a sleeping thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from batchnorm.distributed.ledger import whereabouts
+
+_LONG = timedelta(days=30)
+
+
+class _Listener:
+    """The sleeping thread of a process."""
+
+    def __init__(self, store: Any, rank: int) -> None:
+        # A client serves one request at a time, and this one will be busy waiting.
+        self.store, self.other, self.rank = store.clone(), store.clone(), rank
+        self.process = os.getpid()
+        self.thread = threading.Thread(target=self._listen, name="batchnorm-rollcall", daemon=True)
+        self.thread.start()
+
+    def _listen(self) -> None:
+        asked = 0
+        try:
+            while True:
+                asked += 1
+                key = f"bn/ask/{self.rank}/{asked}"
+                self.store.wait([key], _LONG)
+                question = self.store.get(key).decode()
+                if not question:
+                    return
+                self.store.compare_set(f"bn/at/{question}/{self.rank}", "", _answer())
+        except Exception:
+            return  # the store is gone, and with it whoever could ask
+
+    def stop(self) -> None:
+        """Wake the thread and let it end, before the interpreter does."""
+        if self.thread.is_alive() and self.process == os.getpid():
+            try:
+                self.other.set(f"bn/ended/{self.rank}", "1")
+                _ask(self.other, self.rank, "")
+            except Exception:
+                return
+            self.thread.join(2.0)
+
+
+_listener: _Listener | None = None
+_serves: weakref.ref[Any] | None = None
+
+
+def listen() -> None:
+    """Be ready to say where this process is; once per process group that is started.
+
+    >>> listen()  # doctest: +SKIP
+    """
+    global _listener, _serves
+    world = dist.group.WORLD
+    if world is None or (_serves is not None and _serves() is world):
+        return
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        _end()
+        _listener, _serves = _Listener(store, dist.get_rank()), weakref.ref(world)
+    except (AttributeError, RuntimeError, ValueError, NotImplementedError):
+        return  # a store that cannot be cloned: this process will be said not to answer
+
+
+@atexit.register
+def _end() -> None:
+    if _listener is not None:
+        _listener.stop()
+
+
+def call(group: str, exchange: int, ranks: list[int], me: int, seconds: float) -> dict[int, dict[str, Any]] | None:
+    """Ask the ranks of a group where they are; return the answers of those that gave one in time.
+
+    >>> call("0", 17, [0, 1, 2], me=0, seconds=1.0)  # doctest: +SKIP
+    {1: {'groups': {}, 'passed': [], 'line': 'train.py:33'}}
+
+    None: there is no store to ask through, because the process that kept it is gone.
+    """
+    answers: dict[int, dict[str, Any]] = {}
+    try:
+        kept: Any = dist.distributed_c10d._get_default_store()
+        store = kept.clone()
+        question = f"{group}/{exchange}"
+        store.set(f"bn/at/{question}/{ranks[me]}", _answer())
+        others = [rank for rank in ranks if rank != ranks[me]]
+        if store.add(f"bn/asked/{question}", 1) == 1:  # the first that fails asks for all
+            for rank in others:
+                _ask(store, rank, question)
+        until = time.monotonic() + seconds
+        # Not with store.wait, which writes warnings of its own when its time is up.
+        while len(answers) < len(others):
+            for rank in others:
+                if rank not in answers and store.check([f"bn/at/{question}/{rank}"]):
+                    answers[rank] = json.loads(store.get(f"bn/at/{question}/{rank}"))
+            if time.monotonic() > until:
+                break
+            time.sleep(0.02)
+        for rank in others:
+            if rank not in answers and store.check([f"bn/ended/{rank}"]):
+                answers[rank] = {"ended": True}
+    except Exception:
+        return None
+    return answers
+
+
+def _ask(store: Any, rank: int, question: str) -> None:
+    number = store.add(f"bn/count/{rank}", 1)
+    store.set(f"bn/ask/{rank}/{number}", question)
+
+
+def _answer() -> str:
+    return json.dumps({**whereabouts(), "line": _line()})
+
+
+def _line() -> str:
+    """The line of the user's program that the main thread is at."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    ours = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((*ours, "<")) and os.sep + "lib" + os.sep + "python" not in name:
+            return f"{os.path.basename(name)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

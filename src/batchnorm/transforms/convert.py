@@ -1,0 +1,301 @@
+"""``convert``: every BN layer of a model synchronised, or none, with whatever else its class does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from batchnorm.checks import report_nonfinite
+from batchnorm.distributed.groups import hold
+from batchnorm.distributed.sums import alone
+from batchnorm.errors import BatchNormError
+from batchnorm.functional import moments, normalize
+from batchnorm.layers.batch import _Fast
+from batchnorm.layers.sync import SyncBatchNorm, Synchronised
+from batchnorm.moments import Moments
+from batchnorm.records import Change, Report
+
+_TORCHS = torch.nn.SyncBatchNorm
+_OWN_WAYS = ("_apply_to", "_observe", "_groups")  # what a layer of ours overrides to have statistics of its own
+_SHAPES = {nn.BatchNorm1d: ((), (3,)), nn.BatchNorm2d: ((3, 3),), nn.BatchNorm3d: ((2, 2, 2),)}
+
+
+class AnyBatchNorm(_Fast):
+    """What a ``SyncBatchNorm`` that was made as one becomes without the others: it too takes any dimensions.
+
+    >>> AnyBatchNorm(3)(torch.randn(4, 3, 2)).shape
+    torch.Size([4, 3, 2])
+    """
+
+
+def convert(
+    model: nn.Module, to: str = "sync", *, process_group: Any = None, inplace: bool = False
+) -> tuple[nn.Module, Report]:
+    """Return a copy of the model whose BN layers are synchronised (``"sync"``), or plain again (``"batch"``).
+
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    >>> model, report = convert(model, "sync")
+    >>> print(report)
+    1 module changed
+      1: class BatchNorm2d -> SyncBatchNorm2d
+    >>> type(convert(model, "batch")[0][1])
+    <class 'torch.nn.modules.batchnorm.BatchNorm2d'>
+
+    A layer stays what it was: its class gets a subclass that synchronises what the class computes, so parameters,
+    buffers, hooks, switches, activation, ``isinstance`` and the way back are kept. A class with a ``forward`` of its
+    own (a BN layer with an activation or dropout inside, say) is converted if
+
+    - it normalises once, by ``super().forward``, ``F.batch_norm`` or ``nn.BatchNorm2d.forward(self, x)``, and
+    - given the whole batch's statistics, its output for a part of a batch is that part of its output for the whole.
+
+    Both are tried on a copy of the layer with a small random batch. A class that fails, or cannot be tried, is left
+    alone, and the report says why. The same holds for layers whose statistics are meant to be other ones (ghost
+    batches, splits, renormalisation). Torch's own SyncBatchNorm is converted to ours, which runs on CPUs, and by
+    ``"batch"`` to a plain layer. Convert before wrapping in DistributedDataParallel.
+    """
+    if to not in ("sync", "batch"):
+        raise BatchNormError(f"there is no conversion to {to!r}", where="convert", do="use 'sync' or 'batch'")
+    if to == "batch" and process_group is not None:
+        raise BatchNormError("plain layers have no process_group", where="convert", do="leave it out")
+    hold(process_group, "convert")
+    if not inplace:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            raise BatchNormError(
+                "a DistributedDataParallel cannot be copied", where="convert", do="convert the model, then wrap it"
+            )
+        # Process groups are shared, not copied.
+        groups = [vars(layer).get("process_group") for layer in model.modules()]
+        model = copy.deepcopy(model, {id(group): group for group in groups if group is not None})
+    changes, left = [], {}
+    for path, layer in model.named_modules():
+        if not isinstance(layer, _BatchNorm):
+            continue
+        before = type(layer).__name__
+        reason = _synchronise(layer, path, process_group) if to == "sync" else _separate(layer)
+        if reason:
+            left[path] = reason
+        else:
+            changes.append(Change(path, "class", before, type(layer).__name__))
+    return model, Report(tuple(changes), left)
+
+
+def _synchronise(layer: _BatchNorm, path: str, group: Any) -> str:
+    """Exchange the layer's class for a synchronised one, or say why not."""
+    cls = type(layer)
+    reason = _unfit(layer)
+    if reason:
+        return reason
+    if cls is _TORCHS:
+        own = vars(layer).pop("process_group", None)
+        layer.__class__ = SyncBatchNorm
+        layer._was = _TORCHS  # type: ignore[assignment]
+        layer.process_group = own if group is None else group
+    else:
+        # Our own layers are known to normalise by `_apply_to`; some need more than a batch to be tried.
+        if _forwards_itself(cls) and not cls.__module__.startswith("batchnorm."):
+            reason = _tried(layer)
+            if reason:
+                return reason
+        layer.__class__ = synchronised(cls)
+        layer.process_group = group  # type: ignore[assignment]
+    layer._path = path  # type: ignore[assignment]
+    return ""
+
+
+def _unfit(layer: _BatchNorm) -> str:
+    cls = type(layer)
+    if isinstance(layer, Synchronised):
+        return "it is synchronised already"
+    if isinstance(layer, _LazyNormBase):
+        return "it does not know its channels yet: run the model once, then convert"
+    if isinstance(layer, _TORCHS) and cls is not _TORCHS:
+        return f"{cls.__name__} is a subclass of torch's SyncBatchNorm, whose exchange cannot be replaced"
+    if isinstance(layer, _Fast):
+        own = [name for name in _OWN_WAYS if getattr(cls, name) is not getattr(_Fast, name)]
+        return f"a {cls.__name__} has statistics of its own ({', '.join(own)}), not the batch's" if own else ""
+    taken = [name for name in (*_Fast.additions, "learn", "dimensions") if hasattr(layer, name)]
+    return f"{cls.__name__} has attributes that mean something else in ours: {', '.join(taken)}" if taken else ""
+
+
+def _separate(layer: _BatchNorm) -> str:
+    """Give the layer the class it had, or say why not."""
+    cls = type(layer)
+    if cls is _TORCHS:
+        vars(layer).pop("process_group", None)
+        layer.__class__ = AnyBatchNorm
+        return ""
+    if not isinstance(layer, Synchronised):
+        return "it is not synchronised"
+    was = getattr(layer, "_was", None)
+    if was is None and cls is not SyncBatchNorm:
+        return f"{cls.__name__} is a class of its own"
+    for name in ("_held", "_path", "_was"):
+        vars(layer).pop(name, None)
+    plain: Any = AnyBatchNorm if was is None or was is _TORCHS else was
+    layer.__class__ = plain
+    return ""
+
+
+_made: dict[type[_BatchNorm], type[_BatchNorm]] = {}
+
+
+def synchronised(cls: type[_BatchNorm]) -> type[_BatchNorm]:
+    """Return the subclass of a BN class that does the same with the statistics of all ranks.
+
+    >>> synchronised(nn.BatchNorm2d).__mro__[1:3]
+    (<class 'torch.nn.modules.batchnorm.BatchNorm2d'>, <class 'batchnorm.layers.sync.SyncBatchNorm'>)
+
+    Ours stands between the class and torch's ``_BatchNorm``: what the class overrides stays, and its
+    ``super().forward`` arrives at ours.
+    """
+    if cls in _made:
+        return _made[cls]
+    body: dict[str, Any] = {"_was": cls, "__reduce_ex__": _reduce, "__doc__": cls.__doc__, "__module__": __name__}
+    if _forwards_itself(cls):
+
+        def forward(self: Any, *given: Any, **named: Any) -> Any:
+            with _Redirected(self):
+                return cls.forward(self, *given, **named)
+
+        def _apply_to(self: Any, *given: Any) -> Any:
+            # Its own use of F.batch_norm, where that is the path taken, is not to be redirected to it.
+            vars(self)["_busy"] = True
+            try:
+                return super(made, self)._apply_to(*given)
+            finally:
+                del vars(self)["_busy"]
+
+        body |= {"forward": forward, "_apply_to": _apply_to}
+    made: Any = type(f"Sync{cls.__name__}", (cls, SyncBatchNorm), body)
+    _made[cls] = made
+    return _made[cls]
+
+
+def _forwards_itself(cls: type[_BatchNorm]) -> bool:
+    return cls.forward not in (_BatchNorm.forward, _Fast.forward)
+
+
+def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
+    """Pickle by the class it was: the one it has exists in this process only."""
+    return _empty, (self._was,), vars(self)
+
+
+def _empty(cls: type[_BatchNorm]) -> _BatchNorm:
+    return synchronised(cls).__new__(synchronised(cls))
+
+
+class _Redirected(TorchFunctionMode):
+    """While a class's own forward runs, ``F.batch_norm`` of this layer's parameters is this layer's own."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is not F.batch_norm or "_busy" in vars(self.layer):
+            return func(*args, **(kwargs or {}))
+        return _redirect(self.layer, *args, **(kwargs or {}))
+
+
+def _redirect(
+    layer: Any,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if weight is not layer.weight or bias is not layer.bias or eps != layer.eps:  # another layer's
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    y: Tensor
+    y, finite = layer._apply_to(input, None, running_mean, running_var, training, momentum, None)
+    if finite is not None and not torch.compiler.is_compiling():
+        report_nonfinite(finite, layer.nonfinite, type(layer).__name__)
+    return y
+
+
+def _tried(layer: _BatchNorm) -> str:
+    """Try a class with a forward of its own as two ranks would run it; say what went wrong, if anything."""
+    name = type(layer).__name__
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        told = ""
+        for shape in next((shapes for kind, shapes in _SHAPES.items() if isinstance(layer, kind)), ((3, 3), ())):
+            try:
+                told = _tried_on(layer, shape)
+            except Exception as error:
+                told = f"{name} could not be tried on a batch: {type(error).__name__}: {error}"
+            if not told:
+                return ""
+        return told
+
+
+def _tried_on(layer: _BatchNorm, shape: tuple[int, ...]) -> str:
+    name = type(layer).__name__
+    device = next((tensor.device for tensor in (layer.weight, layer.running_mean) if tensor is not None), None)
+    x = torch.randn(8, layer.num_features, *shape, dtype=torch.float64, device=device)
+
+    def prepared() -> Any:
+        twin = copy.deepcopy(layer).train().double()
+        for child in twin.children():  # what drops at random would differ from run to run
+            child.eval()
+        return twin
+
+    stock, twin = prepared(), prepared()
+    expected = stock(x.clone())
+    twin.__class__ = synchronised(type(layer))
+    seen: list[Moments] = []
+    known: list[Moments] = []
+
+    def apply(
+        x: Tensor, residual: Any, mean: Any, var: Any, training: bool, momentum: float, mask: Any
+    ) -> tuple[Tensor, Any]:
+        seen.append(known[0] if known else moments(x, mask=mask))
+        return normalize(
+            x, mean, var, twin.weight, twin.bias, training, momentum, twin.eps, twin.activation, residual,
+            twin.negative_slope, name, mask, moments=seen[-1] if training else None, reduce=alone if training else None,
+        )  # fmt: skip
+
+    twin._apply_to = apply
+    whole = twin(x.clone())
+    if len(seen) != 1:
+        times = "does not normalise" if not seen else f"normalises {len(seen)} times"
+        return f"{name} {times} by torch's batch_norm: the statistics it computes itself cannot be replaced"
+    if not _alike(whole, expected) or not all(
+        _alike(a, b) for a, b in zip(stock.buffers(), twin.buffers(), strict=True)
+    ):
+        return f"{name} gives another output if its batch_norm is replaced"
+    known.append(seen[0])
+    parts = [twin(part.clone()) for part in (x[:3], x[3:])]
+    if not all(_alike(part, _rows(whole, rows)) for part, rows in zip(parts, (slice(0, 3), slice(3, 8)), strict=True)):
+        return f"{name} looks at the batch as a whole in other ways than by its statistics"
+    return ""
+
+
+def _rows(value: Any, rows: slice) -> Any:
+    return tree_map_only(Tensor, lambda tensor: tensor[rows], value)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two outputs, tensors or containers of them, are equal up to rounding."""
+    first: list[Tensor] = []
+    second: list[Tensor] = []
+    tree_map_only(Tensor, first.append, a)
+    tree_map_only(Tensor, second.append, b)
+    return bool(first) and len(first) == len(second) and all(
+        x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=1e-7, atol=1e-9)
+        for x, y in zip(first, second, strict=True)
+    )  # fmt: skip

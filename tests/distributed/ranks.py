@@ -1,0 +1,42 @@
+"""Start the ranks of a test as real processes with torchrun's module, on the loopback, and read what they found."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import batchnorm
+
+HERE = pathlib.Path(__file__).parent
+SOURCE = pathlib.Path(batchnorm.__file__).parent.parent  # the one under test, kernel included
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def launch(script, ranks, folder, *arguments, timeout=150):
+    """Run a script on so many ranks; return what each wrote as JSON, the exit code, and the output.
+
+    A script is told the folder to write to, unless it is given other arguments.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", "0"]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), str(script)]
+    command += list(arguments) or [str(folder)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+    found = {}
+    for rank in range(ranks):
+        path = folder / f"rank{rank}.json"
+        found[rank] = json.loads(path.read_text()) if path.exists() else None
+    return found, done.returncode, done.stdout + done.stderr

@@ -1,0 +1,46 @@
+"""A rank that skips, evaluates, ends or dies is named on the others, with the layer and the step, in time."""
+
+import failure_checks
+import pytest
+
+STORIES = {
+    "skips": (
+        "'two' (SyncBatchNorm, 4 channels)",
+        "step 2 (forward)",
+        "rank 1 did not arrive",
+        "exchange was in 'one'",
+    ),
+    "evaluates": ("'two' (", "step 2 (forward)", "rank 1 did not arrive: it ran this layer", "evaluation mode"),
+    "no_backward": (
+        "'two' (",
+        "step 2 (backward)",
+        "rank 1 did not arrive",
+        "exchange was in 'two'",
+        "failure_checks.py",
+    ),
+    "dies": ("'two' (", "step 2 (forward)", "rank 1 gave no answer (dead"),
+}
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("scenario", STORIES)
+def test_the_others_are_told_which_rank_layer_and_step(launched, scenario, rank):
+    found, _, output = launched["failures"]
+    assert found[rank] is not None, output
+    told = found[rank][scenario]["told"]
+    for words in STORIES[scenario]:
+        assert words in told, told
+    assert f"rank {2 - rank} " not in told, "a rank that waits as well is not to blame"
+    assert found[rank][scenario]["seconds"] < failure_checks.TIMEOUT + 1  # a hang would be there for longer
+
+
+def test_a_rank_whose_program_ended(launched):
+    found, _, output = launched["failures"]
+    told = found[0]["ends"]["told"]
+    assert "'one' (SyncBatchNorm, 4 channels): step 2 (forward)" in told, output
+    assert "rank 2 did not arrive: its program has ended" in told
+
+
+def test_the_rank_that_strays_is_told_nothing_wrong(launched):
+    found, _, _ = launched["failures"]
+    assert found[1] == {"skips": None, "evaluates": None, "no_backward": None}
