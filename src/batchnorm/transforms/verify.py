@@ -53,7 +53,7 @@ def verify(
             if not relative <= allowed:
                 place = _parting(before, after, given, run, allowed, unchanged)
                 raise NotEquivalent(
-                    f"the outputs would differ by {absolute:.3g} ({relative:.2g} of the largest, allowed is {allowed:g})"
+                    f"the outputs would differ by {absolute:.3g} ({relative:.2g} of the largest, allowed: {allowed:g})"
                     + (f"; they part at {place}" if place else ""),
                     where=verb,
                     do="the model was left as it was; allow more with tolerance= only if you know why they differ",
