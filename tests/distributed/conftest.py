@@ -17,4 +17,5 @@ def launched(tmp_path_factory):
             name: pool.submit(ranks.launch, ranks.HERE / script, count, folder / name)
             for name, (script, count) in LAUNCHES.items()
         }
+        started["keeper"] = pool.submit(ranks.launch_plainly, ranks.HERE / "keeper_checks.py", 2, folder / "keeper")
         return {name: future.result() for name, future in started.items()}

@@ -66,6 +66,17 @@ def the_example_trains_the_race_s_network_along_one_curve():
 
 
 @check()
+def a_forward_that_does_not_come_to_its_normalisation():
+    layer, report = bn.convert(own_classes.Fickle(6))
+    assert not report.left
+    x = torch.randn(4, 6, 3, 3)
+    layer(x)
+    layer.away = True
+    assert "the forward of Fickle did not come to its normalisation" in raised(lambda: layer(x))
+    layer.eval()(x)
+
+
+@check()
 def masked():
     """Padding counts on no rank; `MaskedBatchNorm` is synchronised by `convert`."""
     rank = dist.get_rank()

@@ -96,6 +96,21 @@ def one_value_in_all():
     assert torch.equal(layer.running_mean, torch.zeros(5))
 
 
+@check()
+def one_value_in_all_by_the_running_statistics():
+    """Every rank learns from the exchange that there is one value; a rank with one value of many does not stay away."""
+    layer = bn.SyncBatchNorm(5, one_value="running")
+    x = torch.full((1 if dist.get_rank() == 0 else 0, 5), 3.0, requires_grad=True)
+    y = layer(x)
+    y.sum().backward()
+    near(y.detach(), x.detach() / (1 + 1e-5) ** 0.5, 1e-6)
+    assert int(layer.num_batches_tracked) == 0
+    whole = torch.arange(dist.get_world_size(), dtype=torch.float32)[:, None].expand(-1, 5)
+    y = layer(whole[dist.get_rank() :][:1])
+    near(y.detach(), nn.functional.batch_norm(whole, None, None, training=True)[dist.get_rank() :][:1], 1e-5)
+    assert int(layer.num_batches_tracked) == 1
+
+
 @check(*KERNELS)
 def a_large_mean_costs_no_digits(kernel):
     with on_kernel(kernel):

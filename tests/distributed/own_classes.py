@@ -98,9 +98,18 @@ class Picky(nn.BatchNorm2d):
         return super().forward(x) * scale
 
 
+class Fickle(nn.BatchNorm2d):
+    """Normalises as it likes."""
+
+    away = False
+
+    def forward(self, x):
+        return x if self.away else super().forward(x)
+
+
 KEPT = (NormAct, Cooperative, ByName, Fused)
 LEFT = {
-    ByHand: "does not normalise by torch's batch_norm",
+    ByHand: "does not normalise with the batch's statistics by torch's batch_norm or ours",
     Twice: "normalises 2 times",
     Centred: "looks at the batch as a whole",
     Named: "has attributes that mean something else in ours: activation",

@@ -35,8 +35,38 @@ def launch(script, ranks, folder, *arguments, timeout=150):
         "GLOO_SOCKET_IFNAME": "lo",
     }
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+    return read(folder, ranks), done.returncode, done.stdout + done.stderr
+
+
+def launch_plainly(script, ranks, folder, timeout=150):
+    """Run a script without torchrun, so that rank 0 keeps the store; return what each wrote, and the output."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(ranks),
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder)],
+            env={**shared, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    output = "".join(process.communicate(timeout=timeout)[0] for process in started)
+    return read(folder, ranks), None, output
+
+
+def read(folder, ranks):
     found = {}
     for rank in range(ranks):
         path = folder / f"rank{rank}.json"
         found[rank] = json.loads(path.read_text()) if path.exists() else None
-    return found, done.returncode, done.stdout + done.stderr
+    return found

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 import batchnorm as bn
+from batchnorm.layers.channel_norms import BatchNorm
+from batchnorm.layers.recurrent_norm import StepBatchNorm
 from batchnorm.layers.sync import Synchronised
-from batchnorm.transforms.convert import AnyBatchNorm, synchronised
+from batchnorm.transforms.convert import synchronised
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +84,12 @@ def test_layers_with_statistics_of_their_own_are_left():
     assert all("statistics of its own" in reason for reason in report.left.values())
 
 
+def test_a_frozen_layer_is_left():
+    _, report = bn.convert(nn.ModuleDict({"frozen": bn.FrozenBatchNorm(4), "steps": StepBatchNorm(4)}))
+    assert "does not normalise with the batch's statistics" in report.left["frozen"]
+    assert "steps" in report.left
+
+
 def test_a_masked_layer_is_converted_untried():
     layer = bn.MaskedBatchNorm(4)
     synced, report = bn.convert(nn.Sequential(layer))
@@ -121,7 +129,7 @@ def test_torchs_own_and_one_that_was_made_synchronised():
     for source in (synced, model):
         plain, report = bn.convert(source, "batch")
         assert report.paths == ("torch", "ours")
-        assert type(plain["torch"]) is type(plain["ours"]) is AnyBatchNorm
+        assert type(plain["torch"]) is type(plain["ours"]) is BatchNorm
         torch.testing.assert_close(plain["ours"](x), torch.relu(nn.BatchNorm1d(4)(x)))
         torch.testing.assert_close(plain["torch"](x).detach().mean((0, 2)), torch.zeros(4), atol=1e-6, rtol=0)
 

@@ -44,3 +44,16 @@ def test_a_rank_whose_program_ended(launched):
 def test_the_rank_that_strays_is_told_nothing_wrong(launched):
     found, _, _ = launched["failures"]
     assert found[1] == {"skips": None, "evaluates": None, "no_backward": None}
+
+
+def test_the_store_dies_with_the_rank_that_keeps_it(launched):
+    found, _, output = launched["keeper"]
+    assert found[1] is not None, output
+    assert "step 2 (forward)" in found[1]["told"]  # of this group: a new one counts from its own start
+    assert "probably rank 0, which keeps the store" in found[1]["told"]
+    assert found[1]["seconds"] < 7
+
+
+def test_groups_end_in_silence_without_torchrun_too(launched):
+    _, _, output = launched["keeper"]
+    assert "TCPStore" not in output.split("silence ends here")[0]

@@ -1,8 +1,8 @@
 """Who is missing, and why: asked through the group's store, and only when an exchange has failed.
 
-Each process keeps one thread that sleeps in the store until it is asked; then it publishes where its process is: the
-layer of its last exchange, the layers it ran since without one, the line its main thread is at. A process that does
-not answer has ended, died, or is stopped. As long as nothing goes wrong this costs nothing but a sleeping thread.
+Each process keeps one thread that looks into the store twice a second whether it is asked; then it publishes where its
+process is: the layer of its last exchange, the layers it ran since without one, the line its main thread is at. A
+process that does not answer has ended, died, or is stopped. The training itself sends nothing for this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import weakref
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,42 +21,44 @@ import torch.distributed as dist
 
 from batchnorm.distributed.ledger import whereabouts
 
-_LONG = timedelta(days=30)
+LOOK = 0.5  # seconds between two looks into the store
 
 
 class _Listener:
-    """The sleeping thread of a process."""
+    """The thread of a process that answers."""
 
-    def __init__(self, store: Any, rank: int) -> None:
-        # A client serves one request at a time, and this one will be busy waiting.
-        self.store, self.other, self.rank = store.clone(), store.clone(), rank
-        self.process = os.getpid()
+    def __init__(self, world: Any, store: Any, rank: int) -> None:
+        # A client of its own: one client serves one request at a time.
+        self.world, self.store, self.rank = weakref.ref(world), store.clone(), rank
+        self.process, self.over = os.getpid(), threading.Event()
         self.thread = threading.Thread(target=self._listen, name="batchnorm-rollcall", daemon=True)
         self.thread.start()
 
     def _listen(self) -> None:
-        asked = 0
-        try:
-            while True:
-                asked += 1
+        asked = 1
+        # Not with store.wait: a thread that waits there when the store goes makes torch write pages of warnings.
+        while not self.over.wait(LOOK) and dist.group.WORLD is not None and dist.group.WORLD is self.world():
+            try:
                 key = f"bn/ask/{self.rank}/{asked}"
-                self.store.wait([key], _LONG)
-                question = self.store.get(key).decode()
-                if not question:
-                    return
-                self.store.compare_set(f"bn/at/{question}/{self.rank}", "", _answer())
-        except Exception:
-            return  # the store is gone, and with it whoever could ask
+                if self.store.check([key]):
+                    question = self.store.get(key).decode()
+                    self.store.compare_set(f"bn/at/{question}/{self.rank}", "", _answer())
+                    asked += 1
+            except Exception:
+                return  # the store is gone, and with it whoever could ask
 
     def stop(self) -> None:
-        """Wake the thread and let it end, before the interpreter does."""
-        if self.thread.is_alive() and self.process == os.getpid():
+        """End the thread before the interpreter ends, and leave word."""
+        if self.process != os.getpid():
+            return
+        running = self.thread.is_alive() and dist.group.WORLD is not None and dist.group.WORLD is self.world()
+        self.over.set()
+        self.thread.join(2.0)
+        if running:
             try:
-                self.other.set(f"bn/ended/{self.rank}", "1")
-                _ask(self.other, self.rank, "")
+                self.store.set(f"bn/ended/{self.rank}", "1")
             except Exception:
                 return
-            self.thread.join(2.0)
 
 
 _listener: _Listener | None = None
@@ -75,8 +76,9 @@ def listen() -> None:
         return
     try:
         store = dist.distributed_c10d._get_default_store()
-        _end()
-        _listener, _serves = _Listener(store, dist.get_rank()), weakref.ref(world)
+        if _listener is not None:
+            _listener.over.set()  # it served a group that was destroyed
+        _listener, _serves = _Listener(world, store, dist.get_rank()), weakref.ref(world)
     except (AttributeError, RuntimeError, ValueError, NotImplementedError):
         return  # a store that cannot be cloned: this process will be said not to answer
 
@@ -93,12 +95,14 @@ def call(group: str, exchange: int, ranks: list[int], me: int, seconds: float) -
     >>> call("0", 17, [0, 1, 2], me=0, seconds=1.0)  # doctest: +SKIP
     {1: {'groups': {}, 'passed': [], 'line': 'train.py:33'}}
 
-    None: there is no store to ask through, because the process that kept it is gone.
+    None: there is no store to ask through, most likely because the process that kept it is gone.
     """
     answers: dict[int, dict[str, Any]] = {}
     try:
-        kept: Any = dist.distributed_c10d._get_default_store()
-        store = kept.clone()
+        # Not a new client: where the store is gone, that would try to connect for as long as the group waits.
+        if _listener is None or not _listener.thread.is_alive():
+            return None
+        store = _listener.store
         question = f"{group}/{exchange}"
         store.set(f"bn/at/{question}/{ranks[me]}", _answer())
         others = [rank for rank in ranks if rank != ranks[me]]

@@ -93,8 +93,9 @@ class Synchronised(_Fast):
                 # The other ranks' backward pass needs this rank in their sums, so it has to have one too.
                 x = x.detach().requires_grad_()
             reduce = over_ranks(replace(line, direction=BACKWARD, flags=0), group)
-        count = float(whole.count)
-        if count == 1:
+        if float(whole.count) == 1:  # every rank knows, and does the same
+            if self.one_value == "running" and self.running_mean is not None:
+                return super()._apply_to(x, residual, self.running_mean, self.running_var, False, 0.0, mask)
             raise BatchNormError(
                 "Expected more than 1 value per channel when training, but all ranks together have one (here the input "
                 f"size is {list(x.shape)}): one value is its own mean",
@@ -105,6 +106,11 @@ class Synchronised(_Fast):
             x, mean, var, self.weight, self.bias, True, momentum, self.eps, self.activation, residual,
             self.negative_slope, where, mask, moments=whole, reduce=reduce,
         )  # fmt: skip
+
+    def _has_one_value(self, x: Tensor, mask: Tensor | None) -> bool:
+        if active(self._held, type(self).__name__) is None:
+            return super()._has_one_value(x, mask)
+        return False  # how many values there are is known after the exchange
 
     def _whole_moments(self, x: Tensor, mask: Tensor | None, flags: int, group: Any) -> tuple[Moments, Line, list[int]]:
         """Merge the moments of all ranks: the one exchange of a forward pass."""

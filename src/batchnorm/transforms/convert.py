@@ -14,11 +14,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from batchnorm.checks import report_nonfinite
-from batchnorm.distributed.groups import hold
+from batchnorm.distributed.groups import active, hold
 from batchnorm.distributed.sums import alone
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments, normalize
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.channel_norms import BatchNorm
+from batchnorm.layers.masked import MaskedBatchNorm
 from batchnorm.layers.sync import SyncBatchNorm, Synchronised
 from batchnorm.moments import Moments
 from batchnorm.records import Change, Report
@@ -26,14 +28,6 @@ from batchnorm.records import Change, Report
 _TORCHS = torch.nn.SyncBatchNorm
 _OWN_WAYS = ("_apply_to", "_observe", "_groups")  # what a layer of ours overrides to have statistics of its own
 _SHAPES = {nn.BatchNorm1d: ((), (3,)), nn.BatchNorm2d: ((3, 3),), nn.BatchNorm3d: ((2, 2, 2),)}
-
-
-class AnyBatchNorm(_Fast):
-    """What a ``SyncBatchNorm`` that was made as one becomes without the others: it too takes any dimensions.
-
-    >>> AnyBatchNorm(3)(torch.randn(4, 3, 2)).shape
-    torch.Size([4, 3, 2])
-    """
 
 
 def convert(
@@ -99,8 +93,8 @@ def _synchronise(layer: _BatchNorm, path: str, group: Any) -> str:
         layer._was = _TORCHS  # type: ignore[assignment]
         layer.process_group = own if group is None else group
     else:
-        # Our own layers are known to normalise by `_apply_to`; some need more than a batch to be tried.
-        if _forwards_itself(cls) and not cls.__module__.startswith("batchnorm."):
+        # A masked layer needs more than a batch to be tried, and is known to be fit.
+        if _forwards_itself(cls) and cls is not MaskedBatchNorm:
             reason = _tried(layer)
             if reason:
                 return reason
@@ -130,7 +124,7 @@ def _separate(layer: _BatchNorm) -> str:
     cls = type(layer)
     if cls is _TORCHS:
         vars(layer).pop("process_group", None)
-        layer.__class__ = AnyBatchNorm
+        layer.__class__ = BatchNorm
         return ""
     if not isinstance(layer, Synchronised):
         return "it is not synchronised"
@@ -139,7 +133,7 @@ def _separate(layer: _BatchNorm) -> str:
         return f"{cls.__name__} is a class of its own"
     for name in ("_held", "_path", "_was"):
         vars(layer).pop(name, None)
-    plain: Any = AnyBatchNorm if was is None or was is _TORCHS else was
+    plain: Any = BatchNorm if was is None or was is _TORCHS else was
     layer.__class__ = plain
     return ""
 
@@ -159,15 +153,27 @@ def synchronised(cls: type[_BatchNorm]) -> type[_BatchNorm]:
     if cls in _made:
         return _made[cls]
     body: dict[str, Any] = {"_was": cls, "__reduce_ex__": _reduce, "__doc__": cls.__doc__, "__module__": __name__}
-    if _forwards_itself(cls):
+    if _forwards_itself(cls) and not issubclass(cls, _Fast):  # a class of ours normalises by `_apply_to` or not at all
 
         def forward(self: Any, *given: Any, **named: Any) -> Any:
-            with _Redirected(self):
-                return cls.forward(self, *given, **named)
+            vars(self)["_ran"] = False
+            try:
+                with _Redirected(self):
+                    out = cls.forward(self, *given, **named)
+            finally:
+                ran = vars(self).pop("_ran")
+            if not ran and self.training and active(self._held, made.__name__) is not None:
+                raise BatchNormError(
+                    f"the forward of {cls.__name__} did not come to its normalisation in this call, so that its "
+                    "statistics were not those of all ranks",
+                    where=made.__name__,
+                    do="convert the model back, or let it normalise by super().forward in training",
+                )
+            return out
 
         def _apply_to(self: Any, *given: Any) -> Any:
             # Its own use of F.batch_norm, where that is the path taken, is not to be redirected to it.
-            vars(self)["_busy"] = True
+            vars(self).update(_busy=True, _ran=True)
             try:
                 return super(made, self)._apply_to(*given)
             finally:
@@ -263,7 +269,9 @@ def _tried_on(layer: _BatchNorm, shape: tuple[int, ...]) -> str:
     def apply(
         x: Tensor, residual: Any, mean: Any, var: Any, training: bool, momentum: float, mask: Any
     ) -> tuple[Tensor, Any]:
-        seen.append(known[0] if known else moments(x, mask=mask))
+        vars(twin)["_ran"] = True
+        if training:
+            seen.append(known[0] if known else moments(x, mask=mask))
         return normalize(
             x, mean, var, twin.weight, twin.bias, training, momentum, twin.eps, twin.activation, residual,
             twin.negative_slope, name, mask, moments=seen[-1] if training else None, reduce=alone if training else None,
@@ -272,8 +280,9 @@ def _tried_on(layer: _BatchNorm, shape: tuple[int, ...]) -> str:
     twin._apply_to = apply
     whole = twin(x.clone())
     if len(seen) != 1:
-        times = "does not normalise" if not seen else f"normalises {len(seen)} times"
-        return f"{name} {times} by torch's batch_norm: the statistics it computes itself cannot be replaced"
+        if seen:
+            return f"{name} normalises {len(seen)} times"
+        return f"{name} does not normalise with the batch's statistics by torch's batch_norm or ours"
     if not _alike(whole, expected) or not all(
         _alike(a, b) for a, b in zip(stock.buffers(), twin.buffers(), strict=True)
     ):

@@ -1,0 +1,40 @@
+"""Without torchrun rank 0 keeps the store. A group is destroyed and started again; then rank 0 dies."""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import batchnorm as bn
+
+
+def main(folder):
+    layer, x = bn.SyncBatchNorm(4), torch.randn(4, 4)
+    for _ in range(2):
+        dist.init_process_group("gloo", timeout=timedelta(seconds=6))
+        layer(x)
+        rank = dist.get_rank()
+        dist.barrier()
+        dist.destroy_process_group()
+    print("silence ends here", flush=True)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=6))
+    layer(x)
+    if rank == 0:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        layer(x)
+    except bn.BatchNormError as error:
+        found = {"told": str(error), "seconds": time.monotonic() - began}
+        pathlib.Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
