@@ -8,114 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
+from batchnorm.dataflow import Call, Graph, Value
+from batchnorm.errors import BatchNormError
+from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import untouched
 
-# Questions about a tensor, not computations with it.
+# Questions about a tensor, not computations with it. What gives numbers to Python (item, tolist, numpy) is a reader.
 _LOOKS = frozenset(
     {
-        "size", "dim", "numel", "stride", "is_contiguous", "__len__", "__get__", "storage_offset", "element_size",
-        "data_ptr", "is_floating_point", "is_complex", "nelement", "ndimension", "get_device", "register_hook",
-        "requires_grad_", "__bool__", "item", "tolist", "__hash__", "__repr__", "__format__", "backward",
+        "size", "dim", "numel", "stride", "is_contiguous", "__len__", "storage_offset", "element_size", "data_ptr",
+        "is_floating_point", "is_complex", "is_signed", "is_same_size", "nelement", "ndimension", "get_device",
+        "register_hook", "requires_grad_", "retain_grad", "__hash__", "__repr__", "__format__", "backward", "is_pinned",
+        "is_inference", "is_shared", "untyped_storage", "storage", "_version", "is_nonzero_static", "result_type",
+        "__set__", "__delete__",
     }
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Value:
-    """A tensor of the run: its shape and type, and who made it (a call's index, or None: an input or a constant)."""
-
-    index: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    producer: int | None
-    source: str  # "input", "constant", a parameter's or buffer's path, or "call"
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a module or a function, with the values that it read and made."""
-
-    index: int
-    kind: str  # "module" or "function"
-    name: str  # a module's path; a function's name: "relu", "add", "cat"
-    target: Any  # the module, or the function
-    scope: str  # the path of the module whose forward made the call
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-    def __str__(self) -> str:
-        what = f"{self.name} ({type(self.target).__name__})" if self.kind == "module" else self.name
-        read, made = (", ".join(f"%{v}" for v in values) for values in (self.inputs, self.outputs))
-        return f"{made or '-'} = {what}[{read}]"
-
-
-@dataclass
-class Graph:
-    """What `trace` saw.
-
-    >>> model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU())
-    >>> print(trace(model, torch.randn(2, 3)))
-    %1 = 0 (Linear)[%0]  2x4
-    %2 = 1 (BatchNorm1d)[%1]  2x4
-    %3 = 2 (ReLU)[%2]  2x4
-    """
-
-    calls: list[Call] = field(default_factory=list)
-    values: list[Value] = field(default_factory=list)
-    inputs: tuple[int, ...] = ()
-    outputs: tuple[int, ...] = ()
-    unused: tuple[str, ...] = ()  # modules that have no submodules and were not called
-
-    def producer(self, value: int) -> Call | None:
-        """Return the call that made a value, or None for an input, a parameter, a constant.
-
-        >>> graph = trace(nn.Sequential(nn.ReLU()), torch.randn(2))
-        >>> graph.producer(graph.outputs[0]).name
-        '0'
-        """
-        made_by = self.values[value].producer
-        return None if made_by is None else self.calls[made_by]
-
-    def consumers(self, value: int) -> list[Call]:
-        """Return the calls that read a value.
-
-        >>> graph = trace(nn.Sequential(nn.ReLU()), torch.randn(2))
-        >>> [call.name for call in graph.consumers(graph.inputs[0])]
-        ['0']
-        """
-        return [call for call in self.calls if value in call.inputs]
-
-    def of(self, module: nn.Module | str) -> list[Call]:
-        """Return the calls of a module, given itself or its path.
-
-        >>> model = nn.Sequential(nn.ReLU(), nn.Tanh())
-        >>> len(trace(model, torch.randn(2)).of("1"))
-        1
-        """
-        return [c for c in self.calls if c.kind == "module" and (c.target is module or c.name == module)]
-
-    def feeds_output(self, value: int) -> bool:
-        """Whether a value is (part of) what the model returns.
-
-        >>> graph = trace(nn.Sequential(nn.ReLU(), nn.Tanh()), torch.randn(2))
-        >>> graph.feeds_output(graph.of("0")[0].outputs[0])
-        False
-        """
-        return value in self.outputs
-
-    def __str__(self) -> str:
-        def shapes(call: Call) -> str:
-            return ", ".join("x".join(map(str, self.values[v].shape)) or "scalar" for v in call.outputs)
-
-        return "\n".join(f"{call}  {shapes(call)}" for call in self.calls)
 
 
 def trace(
@@ -137,18 +51,41 @@ def trace(
     ['bn', 'add', 'relu']
 
     ``example`` is what the model is called with: a tensor, a tuple of positional arguments, a dictionary of keyword
-    arguments; anything else goes through ``forward(model, example)``. A module of ``torch.nn`` without submodules is
-    one call, and what happens inside is not looked at; ``opaque`` says of which others the same holds (by default,
-    those that are batch norm). The model runs in the mode it is in, without gradients; buffers, modes, hooks and random
-    states are put back, also if it raises.
+    arguments; anything else goes through ``forward(model, example)``. The model gets a copy of it. A module of
+    ``torch.nn`` without submodules, or a scripted one, is one call, and what happens inside is not looked at;
+    ``opaque`` says of which others the same holds (by default, those that are batch norm).
+
+    The model runs in the mode it is in, without gradients; buffers, modes, hooks, attributes and random states are put
+    back, also if it raises. Every tensor of the run is kept until it ends, so it takes the memory of a training step.
     """
+    check_ready(model, "trace")
     recorder = _Recorder(model, opaque or _is_norm)
-    with untouched(model), torch.no_grad(), recorder.hooked():
-        recorder.inputs(example)
+    with torch.inference_mode(False), torch.no_grad(), untouched(model), recorder.hooked():
+        given = fresh(example)
+        recorder.inputs(given)
         with recorder:
-            result = call_with(model, example) if forward is None else forward(model, example)
+            result = call_with(model, given) if forward is None else forward(model, given)
         recorder.finish(result)
     return recorder.graph
+
+
+def check_ready(model: nn.Module, where: str) -> None:
+    """Refuse a model whose modules cannot be watched one by one: a compiled one, or one without its weights yet.
+
+    >>> check_ready(nn.LazyLinear(3), "trace")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: trace: the model (LazyLinear) does not know its shapes yet; run it once on an example first
+    """
+    for path, module in model.named_modules():
+        name = f"{path or 'the model'} ({type(module).__name__})"
+        if any(is_lazy(t) for t in [*module._parameters.values(), *module._buffers.values()]):
+            raise BatchNormError(
+                f"{name} does not know its shapes yet", where=where, do="run it once on an example first"
+            )
+        if isinstance(module, torch._dynamo.OptimizedModule):
+            raise BatchNormError(
+                f"{name} is compiled", where=where, do="give the model itself (its ._orig_mod), and compile the result"
+            )
 
 
 def call_with(model: nn.Module, example: Any) -> Any:
@@ -174,19 +111,16 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, model: nn.Module, opaque: Callable[[nn.Module], bool]) -> None:
         super().__init__()
         self.model, self.graph = model, Graph()
-        self.paths: dict[nn.Module, str] = {}
-        for path, module in model.named_modules():
-            self.paths.setdefault(module, path)
-        self.leaves = {
-            module: opaque(module) or (not any(True for _ in module.children()) and _of_torch(module))
-            for module in self.paths
-        }
+        self.graph.modules = dict(model.named_modules(remove_duplicate=False))
+        self.paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
+        self.leaves = {module: opaque(module) or _is_one_call(module) for module in self.paths}
         self.scopes: list[str] = []
-        self.inside = 0  # how deep in a module that is one call
+        self.entered: list[dict[int, tuple[Tensor, int]]] = []  # what the modules that are one call were given
         self.known: dict[int, int] = {}  # of a tensor's id: its value
-        self.alive: list[Any] = []  # ids are those of living objects only
+        self.alive: dict[int, Tensor] = {}  # ids are those of living objects only
+        self.sharing: dict[int, list[Tensor]] = {}  # of a memory block: the tensors seen in it
         self.owned = {id(t): path for path, t in [*model.named_parameters(), *model.named_buffers()]}
-        self.called: set[nn.Module] = set()
+        self.times: dict[nn.Module, int] = dict.fromkeys(self.paths, 0)
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -195,6 +129,7 @@ class _Recorder(TorchFunctionMode):
         try:
             for module in self.paths:
                 handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True))
+                # Always called: a model may catch what one of its modules raises, and go on.
                 handles.append(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
             yield
         finally:
@@ -203,62 +138,70 @@ class _Recorder(TorchFunctionMode):
 
     def inputs(self, example: Any) -> None:
         """Note the example's tensors."""
-        self.graph.inputs = tuple(self._value(t, None, "input") for t in tree_leaves(example) if isinstance(t, Tensor))
+        self.graph.inputs = tuple(self._value(t, None, "input") for t in tensors_in(example))
 
     def finish(self, result: Any) -> None:
-        """Note what the model returned, and which modules it did not call."""
+        """Note what the model returned, how often each module was called, and which never."""
         graph = self.graph
-        graph.outputs = tuple(self._read(result))
-        graph.unused = tuple(
-            path for module, path in self.paths.items() if module not in self.called and not any(module.children())
-        )
+        graph.outputs = tuple(self._read(tensors_in(result)))
+        graph.times = {path: self.times[module] for path, module in graph.modules.items()}
+        graph.unused = tuple(p for m, p in self.paths.items() if not self.times[m] and not list(m.children()))
 
     def _value(self, tensor: Tensor, producer: int | None, source: str) -> int:
         index = len(self.graph.values)
         with torch._C.DisableTorchFunction():  # a look at a tensor's shape is not a call of the model
-            shape, dtype = tuple(tensor.shape), tensor.dtype
-        self.graph.values.append(Value(index, shape, dtype, producer, source))
+            self.graph.values.append(Value(index, tuple(tensor.shape), tensor.dtype, producer, source))
         self.known[id(tensor)] = index
-        self.alive.append(tensor)
+        if id(tensor) not in self.alive:
+            self.alive[id(tensor)] = tensor
+            self.sharing.setdefault(_memory(tensor), []).append(tensor)
         return index
 
-    def _read(self, *structures: Any) -> list[int]:
-        """The values of the tensors in some arguments; one that nobody made is a parameter, a buffer or a constant."""
-        found: list[int] = []
-        for tensor in tree_leaves(structures):
-            if not isinstance(tensor, Tensor):
-                continue
-            if id(tensor) in self.known:
-                index = self.known[id(tensor)]
-            else:
-                index = self._value(tensor, None, self.owned.get(id(tensor), "constant"))
-            if index not in found:
-                found.append(index)
-        return found
+    def _read(self, tensors: list[Tensor]) -> list[int]:
+        """The values of some tensors; one that nobody made is a parameter, a buffer or a constant."""
+        return [
+            self.known[id(t)] if id(t) in self.known else self._value(t, None, self.owned.get(id(t), "constant"))
+            for t in tensors
+        ]
 
-    def _record(self, kind: str, name: str, target: Any, scope: str, read: list[int], result: Any) -> None:
+    def _record(
+        self, kind: str, name: str, target: Any, args: Any, kwargs: Any, before: dict[int, tuple[Tensor, int]],
+        result: Any,
+    ) -> None:  # fmt: skip
+        given = [tensor for tensor, _ in before.values()]
+        read = self._read(given)
+        slots = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
+        arguments = {slot: self.known[id(a)] for slot, a in slots.items() if isinstance(a, Tensor)}
+        written = [t for t, version in before.values() if _version(t) != version or (version < 0 and _writes(target))]
+        results = tensors_in(result)
+        made = {id(t): t for t in results}
+        for tensor in written:  # every tensor in that memory has new contents
+            made.update({id(t): t for t in self.sharing.get(_memory(tensor), ())})
+        passes = not written and len(results) == 1 and any(results[0] is t for t in given)
         index = len(self.graph.calls)
-        made = [self._value(t, index, "call") for t in tree_leaves(result) if isinstance(t, Tensor)]
-        self.graph.calls.append(Call(index, kind, name, target, scope, tuple(read), tuple(made)))
+        outputs = tuple(self._value(t, index, "call") for t in made.values())
+        scope = self.scopes[-1] if self.scopes else ""
+        call = Call(index, kind, name, target, scope, tuple(read), outputs, arguments, passes)
+        self.graph.calls.append(call)
 
     # ---- modules
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.called.add(module)
-        path = self.paths[module]
+        self.times[module] += 1
         if self.leaves[module]:
-            self.inside += 1
-        self.scopes.append(path)
+            self.entered.append(_versions(args, kwargs))
+        self.scopes.append(self.paths[module])
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
         self.scopes.pop()
         if not self.leaves[module]:
             return
-        self.inside -= 1
-        if not self.inside:
-            read = self._read(args, kwargs)
-            scope = self.scopes[-1] if self.scopes else ""
-            self._record("module", self.paths[module], module, scope, read, result)
+        before = self.entered.pop()
+        if not self.entered:
+            # A pre-hook of the user's may have exchanged the arguments since.
+            before = {**_versions(args, kwargs), **before}
+            with torch._C.DisableTorchFunction():
+                self._record("module", self.paths[module], module, args, kwargs, before, result)
 
     # ---- functions
 
@@ -266,15 +209,52 @@ class _Recorder(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.inside:
-            return func(*args, **kwargs)
-        read = self._read(args, kwargs)
-        result = func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
-        if name not in _LOOKS and any(isinstance(t, Tensor) for t in tree_leaves(result)):
-            scope = self.scopes[-1] if self.scopes else ""
-            self._record("function", plain(name), func, scope, read, result)
+        if self.entered or name in _LOOKS:
+            return func(*args, **kwargs)
+        before = _versions(args, kwargs)
+        result = func(*args, **kwargs)
+        if name == "__get__":  # an attribute: x.T is a call, x.shape is a look
+            if not tensors_in(result):
+                return result
+            name = getattr(getattr(func, "__self__", None), "__name__", name)
+        if before or tensors_in(result):
+            self._record("function", plain(name), func, args, kwargs, before, result)
         return result
+
+
+def _memory(tensor: Tensor) -> int:
+    """The identity of the memory a tensor lies in; its own if it has none that could be shared."""
+    try:
+        with torch._C.DisableTorchFunction():
+            return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # a sparse tensor, for one
+        return -id(tensor)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written to; -1 where nobody counts."""
+    with torch._C.DisableTorchFunction():
+        return -1 if tensor.is_inference() else int(tensor._version)
+
+
+def _versions(args: Any, kwargs: Any) -> dict[int, tuple[Tensor, int]]:
+    return {id(t): (t, _version(t)) for t in tensors_in(*args, *kwargs.values())}
+
+
+def _writes(target: Any) -> bool:
+    """Whether a module or a function says that it writes to what it is given.
+
+    >>> _writes(torch.relu_), _writes(torch.Tensor.__iadd__), _writes(nn.ReLU())
+    (True, True, False)
+    """
+    if isinstance(target, nn.Module):
+        return bool(getattr(target, "inplace", False))
+    name = getattr(target, "__name__", "")
+    bare = name.strip("_")
+    if name.startswith("__"):
+        return bare == "setitem" or (bare[:1] == "i" and bare[1:] in _OPERATORS)
+    return name.endswith("_")
 
 
 def plain(name: str) -> str:
@@ -292,5 +272,7 @@ def plain(name: str) -> str:
 _OPERATORS = {"add", "sub", "mul", "truediv", "floordiv", "pow", "matmul", "and", "or", "xor", "mod"}
 
 
-def _of_torch(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.")
+def _is_one_call(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return True  # Python does not see its insides
+    return type(module).__module__.startswith("torch.nn.") and not list(module.children())

@@ -13,16 +13,18 @@ from torch import Tensor, nn
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[nn.Module]:
-    """Let a model run, in any mode, and put its buffers, modes and hooks and all random states back.
+    """Let a model run, in any mode, and put its buffers, modes, hooks, attributes and all random states back.
 
     >>> layer = nn.BatchNorm1d(2)
     >>> with untouched(layer):
     ...     y = layer.train()(torch.randn(8, 2))
     >>> layer.running_mean, int(layer.num_batches_tracked)
     (tensor([0., 0.]), 0)
+
+    A parameter keeps its place and its memory; one that is written into, as no forward should, keeps what was written.
     """
     with ExitStack() as stack:
-        for keep in (buffers, modes, hooks):
+        for keep in (attributes, buffers, modes, hooks):
             stack.enter_context(keep(model))
         stack.enter_context(random_states())
         yield model
@@ -44,18 +46,65 @@ def buffers(model: nn.Module) -> Iterator[None]:
         for tensor in own.values():
             if tensor is not None and id(tensor) not in values and not tensor.is_meta:
                 values[id(tensor)] = (tensor, tensor.detach().clone())
-    versions = {key: tensor._version for key, (tensor, _) in values.items() if not tensor.is_inference()}
     try:
         yield
     finally:
         for module, own in before:
             module._buffers.clear()
             module._buffers.update(own)
-        with torch.no_grad():
-            for key, (tensor, value) in values.items():
-                # A version that moved, or one that was never counted, means that the values may have changed. A
-                # kernel may write without counting, too, so the values are looked at where that is cheap.
-                if versions.get(key) != tensor._version or not torch.equal(tensor, value):
+        for tensor, value in values.values():
+            # A kernel may write without counting versions, so the values are looked at. What did not change is not
+            # written to: it may be waiting for a backward pass, which would complain.
+            if not _equal(tensor, value):
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    tensor.copy_(value)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    return bool(torch.equal(a, b)) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+@contextmanager
+def attributes(model: nn.Module) -> Iterator[None]:
+    """Put back what every module's attributes, parameters and submodules were, and the numbers of plain tensors.
+
+    >>> model = nn.Sequential(nn.ReLU())
+    >>> with attributes(model):
+    ...     model.calls = 1
+    ...     model.tanh = nn.Tanh()
+    >>> hasattr(model, "calls"), len(model)
+    (False, 1)
+
+    An attribute is put back as it was bound; what was changed inside a list or an object is not undone.
+    """
+    parts = ("_parameters", "_modules")
+    before = [
+        (module, type(module), dict(vars(module)), {part: dict(getattr(module, part)) for part in parts})
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)  # its attributes do not lie in Python
+    ]
+    memory = [(parameter, parameter.data) for parameter in model.parameters()]
+    plain = [t for _, _, own, _ in before for t in own.values() if isinstance(t, Tensor)]
+    values = [(tensor, tensor.detach().clone()) for tensor in plain]
+    try:
+        yield
+    finally:
+        for module, kind, own, held in before:
+            module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(own)
+            for part, entries in held.items():
+                now = getattr(module, part)
+                now.clear()
+                now.update(entries)
+        for parameter, data in memory:
+            if parameter.data_ptr() != data.data_ptr():
+                parameter.data = data
+        for tensor, value in values:
+            if not _equal(tensor, value):
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
                     tensor.copy_(value)
 
 
