@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils.parametrize import is_parametrized
+from torch import nn
 
+from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
-from batchnorm.graph import Call, Graph, trace
+from batchnorm.graph import check_ready, trace
 from batchnorm.layers.batch import _Fast
-from batchnorm.layers.channel_norms import Finish
 from batchnorm.records import Change, Report
+from batchnorm.transforms.affine import (
+    CONVOLUTIONS,
+    LINEAR,
+    Affine,
+    Finished,
+    New,
+    affine_of,
+    axes_of,
+    is_norm,
+    is_plain,
+    lost_in,
+    scaled_inputs,
+    scaled_outputs,
+    unfit,
+    write,
+)
 from batchnorm.transforms.verify import Forward, verify
-
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_LINEAR = (nn.Linear,)
-# In evaluation these hand on what they are given.
-_TRANSPARENT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
 def fold(
@@ -31,6 +38,7 @@ def fold(
     *,
     forward: Forward | None = None,
     tolerance: float | None = None,
+    leave: Iterable[str] = (),
 ) -> tuple[nn.Module, Report]:
     """Return the inference network: BN folded into the layers beside it, wherever that is exact.
 
@@ -49,29 +57,31 @@ def fold(
     What was fused into a layer of ours (activation, residual) stays in its place.
 
     The model is watched for one run with ``example`` (see `batchnorm.trace`), in evaluation mode, in which the copy
-    that is returned stays. The report lists what was folded into what, every BN layer that is left with the reason, and
-    the largest difference in outputs, on the example and on random inputs. Above the tolerance (1e-4 of the largest
-    output in float32, 1e-10 in float64) `NotEquivalent` is raised. The argument is not changed.
+    that is returned stays. A model that takes other ways for other inputs is folded along the way that this one took.
+    The report lists what was folded into what, every BN layer that is left with the reason, and the largest difference
+    in outputs, on the example and on random inputs. Above the tolerance (1e-4 of the largest output in float32, 1e-10
+    in float64) `NotEquivalent` is raised. The argument is not changed. ``leave`` names BN layers that are to stay.
     """
-    before = copy.deepcopy(model).eval()
-    folded = copy.deepcopy(before)
-    graph = trace(folded, example, forward=forward)
-    work = _Folding(folded, graph)
-    work.run()
-    changed = set(work.touched)
+    check_ready(model, "fold")
+    before = _copy_of(model).eval()
+    folded = _copy_of(before)
+    work = _Folding(folded, trace(folded, example, forward=forward, opaque=lambda m: is_norm(m) or is_plain(m)))
+    work.run(frozenset(leave))
+    seen = {call.name for call in work.graph.calls if call.kind == "module"}
     certificate = verify(
         before, folded, example, verb="fold", forward=forward, tolerance=tolerance,
-        unchanged=lambda path: path not in changed,
+        unchanged=lambda path: path in seen and path not in work.altered,
     )  # fmt: skip
     return folded, Report(tuple(work.changes), work.left, certificate)
 
 
-@dataclass(frozen=True)
-class _Affine:
-    """``scale * x + shift`` per channel, in float64."""
-
-    scale: Tensor
-    shift: Tensor
+def _copy_of(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise BatchNormError(
+            f"the model cannot be copied ({error})", where="fold", do="make copy.deepcopy(model) work"
+        ) from error  # fmt: skip
 
 
 class _Folding:
@@ -81,92 +91,148 @@ class _Folding:
         self.model, self.graph = model, graph
         self.changes: list[Change] = []
         self.left: dict[str, str] = {}
-        self.touched: list[str] = []
+        self.rest: dict[nn.Module, nn.Module] = {}  # of a folded layer: what stands in its place
+        self.altered: set[str] = set()  # modules that now give something else than before
+        self.owners: dict[int, int] = {}  # of a parameter: how many modules have it
+        for module in model.modules():
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                self.owners[id(tensor)] = self.owners.get(id(tensor), 0) + 1
+        self.path_of = {id(t): path for path, t in [*model.named_parameters(), *model.named_buffers()]}
 
-    def run(self) -> None:
-        norms: dict[nn.Module, str] = {}
-        for path, module in self.model.named_modules():
-            if isinstance(module, _BatchNorm):
-                norms.setdefault(module, path)
-        if not norms:
+    def run(self, leave: frozenset[str]) -> None:
+        """Fold what can be, in the order of the run, until nothing more can: one fold may open the way for another."""
+        norms = {module: path for path, module in self.model.named_modules() if is_norm(module)}
+        scripted = {
+            path: "it is scripted: fold the model before torch.jit.script"
+            for path, module in self.model.named_modules()
+            if "BatchNorm" in str(getattr(module, "original_name", ""))
+        }
+        if not norms and not scripted:
             raise BatchNormError(
                 "the model has no BN layer to fold", where="fold", do="give it a model with BatchNorm layers"
             )
-        for norm, path in norms.items():
-            reason = self._fold(norm, path)
-            if reason:
-                self.left[path] = reason
+        for path in leave:
+            if self.graph.modules.get(path) not in norms:
+                raise BatchNormError(
+                    f"there is no BN layer {path!r} to leave", where="fold", do=f"use one of {_few(norms.values())}"
+                )
+        kept = {self.graph.modules[path] for path in leave}
+        first = {norm: calls[0].index if (calls := self.graph.of(norm)) else len(self.graph.calls) for norm in norms}
+        waiting = sorted((norm for norm in norms if norm not in kept), key=first.__getitem__)
+        reasons: dict[nn.Module, str] = {norm: "it was to be left" for norm in kept}
+        progress = True
+        while waiting and progress:
+            reasons.update({norm: self._fold(norm, norms[norm]) for norm in waiting})
+            progress = any(not reasons[norm] for norm in waiting)
+            waiting = [norm for norm in waiting if reasons[norm]]
+        self.left = {path: reasons[norm] for norm, path in norms.items() if reasons[norm]} | scripted
 
     def _fold(self, norm: nn.Module, path: str) -> str:
         """Fold one layer; return why not if it cannot be."""
-        assert isinstance(norm, _BatchNorm)
-        reason = _unfit(norm)
+        calls = self.graph.of(norm)
+        reason = unfit(norm) or self._awkward(norm, calls)
         if reason:
             return reason
-        calls = self.graph.of(norm)
-        if not calls:
-            return "this example does not reach it"
-        if any(len(call.inputs) > 1 and not isinstance(norm, _Fast) for call in calls):
-            return "it is called with more than one tensor"
-        affine = _affine_of(norm)
+        affine = affine_of(norm)
+        if not affine.finite:
+            return "its statistics, gamma or beta are not finite, or the variance is negative"
         back = self._into_the_one_before(calls, affine)
         if not isinstance(back, str):
-            self._write(back, path, norm)
+            self._write(back, "before", norm, path)
             return ""
-        ahead = "it has an activation or a residual of its own" if _finishes(norm, calls) else ""
-        into = ahead or self._into_the_one_after(calls, affine)
-        if not isinstance(into, str):
-            self._write(into, path, norm)
+        own = "it has an activation or a residual of its own" if _finishes(norm, calls) else ""
+        ahead = own or self._into_the_one_after(calls, affine)
+        if not isinstance(ahead, str):
+            self._write(ahead, "after", norm, path)
             return ""
-        return f"{back}; and not into what follows: {into}"
+        return f"{back}; nor into what follows: {ahead}"
+
+    def _awkward(self, norm: nn.Module, calls: list[Call]) -> str:
+        """Why the way a layer is used forbids taking it away."""
+        if not calls:
+            return "this example does not reach it"
+        if any(set(call.arguments) - {"0", "input"} and not isinstance(norm, _Fast) for call in calls):
+            return "it is called with more than one tensor"
+        if any("mask" in call.arguments or "2" in call.arguments for call in calls):
+            return "it is called with a mask"
+        if any(_main(call) is None for call in calls):
+            return "what it is given is not a tensor of its own"
+        readers = self._functions_reading(norm)
+        return f"its numbers are also read by {readers}" if readers else ""
+
+    def _functions_reading(self, module: nn.Module) -> str:
+        """The functions outside of a module that read its parameters or buffers."""
+        own = (*module._parameters.values(), *module._buffers.values())
+        paths = [self.path_of[id(t)] for t in own if id(t) in self.path_of]  # a bias that we added is not there
+        return _few(call.name for path in paths for call in self.graph.readers_of(path))
+
+    def _transparent(self, call: Call) -> bool:
+        """Whether a call hands on what it is given, now that some layers are gone."""
+        return call.passes or (call.kind == "module" and type(self.rest.get(call.target)) is nn.Identity)
 
     # ---- the layer before
 
-    def _into_the_one_before(self, calls: list[Call], affine: _Affine) -> list[tuple[nn.Module, str, str]] | str:
-        """The new weights of every layer that feeds this one, or why there are none."""
+    def _into_the_one_before(self, calls: list[Call], affine: Affine) -> list[New] | str:
+        """The new numbers of every layer that feeds this one, or why there are none."""
         found: dict[nn.Module, Call] = {}
+        route: set[str] = set()
         for call in calls:
-            source = self._look_back(call.inputs[0])
+            value = _main(call)
+            assert value is not None
+            source = self._look_back(value, route)
             if isinstance(source, str):
                 return source
             found.setdefault(source.target, source)
         for layer, source in found.items():
-            others = [c for c in self.graph.of(layer) if not self._only_feeds(c, calls)]
-            if others:
+            if not all(self._only_feeds(call, calls) for call in self.graph.of(layer)):
                 return f"{source.name} is called {len(self.graph.of(layer))} times, and not always for this layer"
-        for layer in found:
-            _scale_outputs(layer, affine)
-        return [(layer, source.name, "before") for layer, source in found.items()]
+        new = [scaled_outputs(layer, source.name, affine) for layer, source in found.items()]
+        for change in new:
+            if lost_in(change):
+                return lost_in(change)
+        self.altered |= route
+        return new
 
-    def _look_back(self, value: int) -> Call | str:
+    def _look_back(self, value: int, route: set[str]) -> Call | str:
         """The linear call that made a value, past what does nothing in evaluation."""
         while True:
             if self.graph.feeds_output(value):
-                return "what it reads is also returned by the model"
+                return "the model also returns what it reads"
             call = self.graph.producer(value)
             if call is None:
                 return "it reads the model's input" if value in self.graph.inputs else "nothing that was seen feeds it"
             readers = self.graph.consumers(value)
             if len(readers) > 1:
-                names = ", ".join(reader.name for reader in readers)
-                return f"what {call.name} makes is read by several ({names})"
-            if call.kind != "module":
-                return f"{call.name} (a function) stands before it"
-            if type(call.target) in _TRANSPARENT:
+                return f"what {call.name} makes is read by several ({_few(reader.name for reader in readers)})"
+            route.add(call.name)
+            if self._transparent(call):
                 value = call.inputs[0]
                 continue
+            if call.kind != "module":
+                return f"{call.name} (a function) stands before it"
+            if call.target in self.rest:
+                return f"the activation or residual of {call.name} stands before it"
             return self._fit(call, value)
 
     def _fit(self, call: Call, value: int) -> Call | str:
         """The call, if its layer can take up a scale and a shift of its outputs."""
-        layer, kind = call.target, type(call.target)
-        if kind not in (*_CONVOLUTIONS, *_TRANSPOSED, *_LINEAR) and not _is_plain_norm(layer):
-            return f"{call.name} ({kind.__name__}) stands before it"
-        if self._held(layer):
-            return f"the weight of {call.name} {self._held(layer)}"
-        if kind in _LINEAR and len(self.graph.values[value].shape) != 2:
+        layer = call.target
+        kind = type(layer).__name__
+        if is_norm(layer):
+            if unfit(layer) or _finishes(layer, self.graph.of(layer)):
+                return f"{call.name} ({kind}) stands before it"
+        elif not is_plain(layer):
+            return f"{call.name} ({kind}) stands before it"
+        return self._held(call) or self._off_axis(call, value) or call
+
+    def _off_axis(self, call: Call, value: int) -> str:
+        """Why axis 1, which BN normalises, is not the axis of a layer's channels; empty if it is."""
+        dims, shape = axes_of(call.target), self.graph.values[value].shape
+        if not dims or len(shape) == dims:
+            return ""
+        if isinstance(call.target, LINEAR):
             return f"{call.name} is linear in the last axis, and this layer normalises axis 1"
-        return call
+        return f"{call.name} is used without a batch axis, and this layer normalises axis 1"
 
     def _only_feeds(self, call: Call, norms: list[Call]) -> bool:
         """Whether all that a call makes goes to one of these BN calls and nowhere else."""
@@ -176,171 +242,100 @@ class _Folding:
             if len(readers) != 1:
                 return False
             if readers[0] in norms:
-                return readers[0].inputs[0] == value
-            if readers[0].kind != "module" or type(readers[0].target) not in _TRANSPARENT:
+                return _main(readers[0]) == value and list(readers[0].arguments.values()).count(value) == 1
+            if not self._transparent(readers[0]):
                 return False
             value = readers[0].outputs[0]
         return False
 
-    def _held(self, layer: nn.Module) -> str:
-        """Why a layer's weight is not its own to change; empty if it is."""
-        if is_parametrized(layer) or "weight" not in layer._parameters:
-            return "is parametrised"
-        own = {id(p) for p in layer._parameters.values() if p is not None}
-        owners = [m for m in self.model.modules() if any(id(p) in own for p in m._parameters.values())]
-        return "is shared with another layer" if len(owners) > 1 else ""
+    def _held(self, call: Call) -> str:
+        """Why a layer's weights are not its own to change; empty if they are."""
+        layer = call.target
+        own = [t for t in (*layer._parameters.values(), *layer._buffers.values()) if t is not None]
+        if any(self.owners.get(id(t), 1) > 1 for t in own):
+            return f"{call.name} shares its weight with another layer"
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return f"{call.name} has hooks, which would see other numbers"
+        readers = self._functions_reading(layer)
+        return f"the weight of {call.name} is also read by {readers}" if readers else ""
 
     # ---- the layer after
 
-    def _into_the_one_after(self, calls: list[Call], affine: _Affine) -> list[tuple[nn.Module, str, str]] | str:
+    def _into_the_one_after(self, calls: list[Call], affine: Affine) -> list[New] | str:
         if len(calls) > 1:
             return "it is called several times"
-        found: list[Call] = []
+        found: dict[nn.Module, Call] = {}
+        route = {calls[0].name}
         values = [calls[0].outputs[0]]
         while values:
             value = values.pop()
             if self.graph.feeds_output(value):
                 return "the model returns what it makes"
-            readers = self.graph.consumers(value)
-            for reader in readers:
-                kind = type(reader.target)
-                if reader.kind == "module" and kind in _TRANSPARENT:
+            for reader in self.graph.consumers(value):
+                if self._transparent(reader):
                     values.append(reader.outputs[0])
+                    route.add(reader.name)
                     continue
-                if reader.kind != "module" or kind not in (*_CONVOLUTIONS, *_LINEAR):
-                    return f"{reader.name} follows"
-                if len(self.graph.of(reader.target)) > 1:
-                    return f"{reader.name} is called several times"
-                if self._held(reader.target):
-                    return f"the weight of {reader.name} {self._held(reader.target)}"
-                if kind in _LINEAR and len(self.graph.values[value].shape) != 2:
-                    return f"{reader.name} is linear in the last axis, and this layer normalises axis 1"
-                if kind in _CONVOLUTIONS and _padded(reader.target) and bool((affine.shift != 0).any()):
-                    return f"{reader.name} pads with zeros, which a shift would have to reach too"
-                found.append(reader)
+                reason = self._cannot_read(reader, value, affine)
+                if reason:
+                    return reason
+                found[reader.target] = reader
         if not found:
             return "nothing reads what it makes"
-        for reader in found:
-            _scale_inputs(reader.target, affine)
-        return [(reader.target, reader.name, "after") for reader in found]
+        new = [scaled_inputs(layer, reader.name, affine) for layer, reader in found.items()]
+        for change in new:
+            if lost_in(change):
+                return lost_in(change)
+        self.altered |= route
+        return new
+
+    def _cannot_read(self, reader: Call, value: int, affine: Affine) -> str:
+        """Why a layer cannot take up a scale and a shift of what it reads; empty if it can."""
+        layer = reader.target
+        if reader.kind != "module" or not isinstance(layer, (*CONVOLUTIONS, *LINEAR)) or not is_plain(layer):
+            return f"{reader.name} follows"
+        if len(self.graph.of(layer)) > 1:
+            return f"{reader.name} is called several times"
+        if _padded(layer) and bool((affine.shift != 0).any()):
+            return f"{reader.name} pads with zeros, which a shift would have to reach too"
+        return self._held(reader) or self._off_axis(reader, value)
 
     # ---- writing
 
-    def _write(self, into: list[tuple[nn.Module, str, str]], path: str, norm: nn.Module) -> None:
-        for _, name, _ in into:
-            self.touched.append(name)
-        self.touched.append(path)
+    def _write(self, into: list[New], place: str, norm: nn.Module, path: str) -> None:
+        for change in into:
+            write(change)
         rest: nn.Module = nn.Identity()
-        if isinstance(norm, _Fast) and (norm.activation or any(len(c.inputs) > 1 for c in self.graph.of(norm))):
+        if _finishes(norm, self.graph.of(norm)):
+            assert isinstance(norm, _Fast)
             rest = Finished(activation=norm.activation, negative_slope=norm.negative_slope)
-        rest.training = norm.training
+        self.rest[norm] = rest.eval()
         for module in self.model.modules():
             for name, child in module._modules.items():
                 if child is norm:
                     module._modules[name] = rest
-        # What a layer's calls are does not change, but who makes them does.
-        self.graph.calls = [replace(c, target=rest) if c.target is norm else c for c in self.graph.calls]
-        where = ", ".join(dict.fromkeys(f"{name} ({place} it)" for _, name, place in into))
+        where = ", ".join(f"{change.name} ({place} it)" for change in into)
         self.changes.append(Change(path, "folded", type(norm).__name__, f"into {where}"))
 
 
-class Finished(Finish):
-    """What is left of a fused layer when its normalisation is folded away: the residual and the activation.
-
-    >>> Finished(activation="relu")(torch.tensor([-1.0, 2.0]))
-    tensor([0., 2.])
-    """
-
-    def _normalize(self, input: Tensor) -> Tensor:
-        return input
+def _main(call: Call) -> int | None:
+    """The value that a BN call normalises."""
+    return call.arguments.get("0", call.arguments.get("input"))
 
 
-def _unfit(norm: _BatchNorm) -> str:
-    if norm.running_mean is None or norm.running_var is None:
-        return "it has no running statistics: it depends on the batch in evaluation too"
-    own = type(norm)
-    known = own.__module__.startswith(("torch.nn.", "batchnorm."))
-    if not known and own.forward not in (b.forward for b in own.__mro__[1:] if issubclass(b, _BatchNorm)):
-        return f"its class {own.__name__} has a forward of its own"
-    if isinstance(norm, _Fast) and norm.statistics == "batch":
-        return "it is told to use the batch's statistics"
-    if norm.running_mean.dim() != 1:
-        return "it has statistics for every time step"
-    return ""
-
-
-def _is_plain_norm(layer: nn.Module) -> bool:
-    """A BN layer that is an affine function, and has a gamma and beta to change."""
-    return (
-        isinstance(layer, _BatchNorm)
-        and not _unfit(layer)
-        and layer.weight is not None
-        and layer.bias is not None
-        and not (isinstance(layer, _Fast) and layer.activation)
-    )
-
-
-def _finishes(norm: _BatchNorm, calls: list[Call]) -> bool:
-    return isinstance(norm, _Fast) and (bool(norm.activation) or any(len(call.inputs) > 1 for call in calls))
-
-
-def _affine_of(norm: _BatchNorm) -> _Affine:
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    scale = torch.rsqrt(norm.running_var.detach().double() + norm.eps)
-    if norm.weight is not None:
-        scale = scale * norm.weight.detach().double()
-    shift = -scale * norm.running_mean.detach().double()
-    if norm.bias is not None:
-        shift = shift + norm.bias.detach().double()
-    return _Affine(scale, shift)
-
-
-def _scale_outputs(layer: Any, affine: _Affine) -> None:
-    """``layer(x)`` becomes ``scale * layer(x) + shift``."""
-    weight = layer.weight.detach().double()
-    scale = affine.scale.to(weight.device)
-    if isinstance(layer, _TRANSPOSED):  # (in, out / groups, ...): the groups' outputs stand side by side
-        inputs, width = weight.shape[:2]
-        groups = layer.groups
-        by_group = weight.view(groups, inputs // groups, width, *weight.shape[2:])
-        factor = scale.view(groups, 1, width, *[1] * (weight.dim() - 2))
-        _set(layer, "weight", (by_group * factor).view(weight.shape))
-    else:
-        _set(layer, "weight", weight * scale.view(-1, *[1] * (weight.dim() - 1)))
-    bias = 0.0 if layer.bias is None else layer.bias.detach().double()
-    _set(layer, "bias", bias * scale + affine.shift.to(weight.device))
-
-
-def _scale_inputs(layer: Any, affine: _Affine) -> None:
-    """``layer(x)`` becomes ``layer(scale * x + shift)``."""
-    weight = layer.weight.detach().double()
-    scale, shift = affine.scale.to(weight.device), affine.shift.to(weight.device)
-    groups = getattr(layer, "groups", 1)
-    # (out, in / groups, ...): the outputs of a group read that group's inputs.
-    by_group = weight.view(groups, weight.shape[0] // groups, *weight.shape[1:])
-    ones = [1] * (weight.dim() - 2)
-    added = (by_group * shift.view(groups, 1, -1, *ones)).flatten(2).sum(2).view(-1)
-    _set(layer, "weight", (by_group * scale.view(groups, 1, -1, *ones)).view(weight.shape))
-    _set(layer, "bias", added if layer.bias is None else layer.bias.detach().double() + added)
-
-
-def _set(layer: nn.Module, name: str, value: Tensor) -> None:
-    old = getattr(layer, name)
-    like = layer.weight if old is None else old
-    assert isinstance(like, Tensor)
-    new = torch.empty_like(value, dtype=like.dtype, memory_format=torch.preserve_format)
-    new = new.copy_(value)
-    if old is None or not isinstance(old, nn.Parameter):
-        setattr(layer, name, nn.Parameter(new, requires_grad=like.requires_grad))
-    else:
-        with torch.no_grad():
-            old.copy_(new)
+def _finishes(norm: nn.Module, calls: list[Call]) -> bool:
+    return isinstance(norm, _Fast) and (bool(norm.activation) or any(len(call.arguments) > 1 for call in calls))
 
 
 def _padded(layer: Any) -> bool:
-    if layer.padding_mode != "zeros":  # it pads with what it is given, shifted or not
+    if getattr(layer, "padding_mode", "") != "zeros":  # it pads with what it is given, shifted or not; or is linear
         return False
     if isinstance(layer.padding, str):
         return bool(layer.padding != "valid" and any(k > 1 for k in layer.kernel_size))
     return any(layer.padding)
+
+
+def _few(names: Iterable[str]) -> str:
+    """Names for a sentence: each once, and not too many."""
+    each = list(dict.fromkeys(names))
+    return ", ".join(each[:4]) + (f" and {len(each) - 4} more" if len(each) > 4 else "")
