@@ -278,6 +278,7 @@ ZOO = {
     "signals": Subject(signals, (2, 2, 12), 4, 4),
     "vgg": Subject(vgg, IMAGE, 2, 2),
     "perceptron": Subject(perceptron, (6, 5), 4, 4),
-    "efficientnet": Subject(lambda: head(nn.Sequential(ConvBN(3, 4, 3, nn.SiLU), MBConv(4), MBConv(4)), 4), IMAGE, 7, 7),
+    "efficientnet": Subject(lambda: head(nn.Sequential(ConvBN(3, 4, 3, nn.SiLU), MBConv(4), MBConv(4)), 4),
+                            IMAGE, 7, 7),
     "functional": Subject(Functional, IMAGE, 3, 3),
 }  # fmt: skip

@@ -74,15 +74,13 @@ def check_ready(model: nn.Module, where: str) -> None:
 
     >>> check_ready(nn.LazyLinear(3), "trace")
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: trace: the model (LazyLinear) does not know its shapes yet; run it once on an example first
+    batchnorm.errors.BatchNormError: trace: the model (LazyLinear) does not know its shapes yet; run it once first
     """
     for path, module in model.named_modules():
         name = f"{path or 'the model'} ({type(module).__name__})"
         if any(is_lazy(t) for t in [*module._parameters.values(), *module._buffers.values()]):
-            raise BatchNormError(
-                f"{name} does not know its shapes yet", where=where, do="run it once on an example first"
-            )
-        if isinstance(module, torch._dynamo.OptimizedModule):
+            raise BatchNormError(f"{name} does not know its shapes yet", where=where, do="run it once first")
+        if type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules:  # importing it takes seconds
             raise BatchNormError(
                 f"{name} is compiled", where=where, do="give the model itself (its ._orig_mod), and compile the result"
             )

@@ -50,8 +50,9 @@ def buffers(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, own in before:
-            module._buffers.clear()
-            module._buffers.update(own)
+            if not isinstance(module, torch.jit.ScriptModule):  # whose buffers cannot be exchanged from Python
+                module._buffers.clear()
+                module._buffers.update(own)
         for tensor, value in values.values():
             # A kernel may write without counting versions, so the values are looked at. What did not change is not
             # written to: it may be waiting for a backward pass, which would complain.
@@ -83,7 +84,7 @@ def attributes(model: nn.Module) -> Iterator[None]:
     before = [
         (module, type(module), dict(vars(module)), {part: dict(getattr(module, part)) for part in parts})
         for module in model.modules()
-        if not isinstance(module, torch.jit.ScriptModule)  # its attributes do not lie in Python
+        if not isinstance(module, torch.jit.ScriptModule)
     ]
     memory = [(parameter, parameter.data) for parameter in model.parameters()]
     plain = [t for _, _, own, _ in before for t in own.values() if isinstance(t, Tensor)]

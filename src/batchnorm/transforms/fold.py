@@ -119,7 +119,7 @@ class _Folding:
         kept = {self.graph.modules[path] for path in leave}
         first = {norm: calls[0].index if (calls := self.graph.of(norm)) else len(self.graph.calls) for norm in norms}
         waiting = sorted((norm for norm in norms if norm not in kept), key=first.__getitem__)
-        reasons: dict[nn.Module, str] = {norm: "it was to be left" for norm in kept}
+        reasons: dict[nn.Module, str] = dict.fromkeys(kept, "it was to be left")
         progress = True
         while waiting and progress:
             reasons.update({norm: self._fold(norm, norms[norm]) for norm in waiting})

@@ -128,7 +128,7 @@ def _allowed(model: nn.Module) -> float:
 
 
 def _outputs(model: nn.Module, given: Any, run: Forward) -> list[Tensor]:
-    """The tensors of one run, which leaves no trace in the model nor in the random states: the next begins as it did."""
+    """The tensors of one run. It leaves no trace in the model and the random states: the next begins as it did."""
     with torch.inference_mode(False), torch.no_grad(), untouched(model):
         return [t.detach().clone() for t in tensors_in(run(model, fresh(given)))]
 
