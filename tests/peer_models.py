@@ -1,6 +1,7 @@
 """torchvision's and timm's models as subjects, where those packages are installed."""
 
 import contextlib
+import functools
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ TIMM = (
 )  # fmt: skip
 
 
+@functools.cache
 def torchvision():
     """Import torchvision, whose compiled operators are missing where torch is a CPU build of its own."""
     library = torch.library.Library("torchvision", "DEF")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
@@ -123,16 +124,33 @@ class _Recorder(TorchFunctionMode):
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Have every module say when it is called."""
-        handles = []
+        handles: list[Any] = []
+        scripted: list[nn.Module] = [module for module in self.paths if isinstance(module, torch.jit.ScriptModule)]
         try:
             for module in self.paths:
-                handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True))
-                # Always called: a model may catch what one of its modules raises, and go on.
-                handles.append(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
+                if module not in scripted:
+                    handles.append(module.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True))
+                    # Always called: a model may catch what one of its modules raises, and go on.
+                    handles.append(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True))
+            if scripted:  # they take no hooks of their own, but those that are for every module reach them
+                enter, leave = self._for_scripted(scripted)
+                handles.append(register_module_forward_pre_hook(enter))
+                handles.append(register_module_forward_hook(leave, with_kwargs=True, always_call=True))
             yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _for_scripted(self, scripted: list[nn.Module]) -> tuple[Callable[..., None], Callable[..., None]]:
+        def enter(module: nn.Module, args: Any) -> None:
+            if module in scripted:
+                self._enter(module, args, {})
+
+        def leave(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            if module in scripted:
+                self._leave(module, args, kwargs, result)
+
+        return enter, leave
 
     def inputs(self, example: Any) -> None:
         """Note the example's tensors."""

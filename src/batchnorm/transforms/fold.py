@@ -21,6 +21,7 @@ from batchnorm.transforms.affine import (
     New,
     affine_of,
     axes_of,
+    finish_of,
     is_norm,
     is_plain,
     lost_in,
@@ -306,9 +307,10 @@ class _Folding:
         for change in into:
             write(change)
         rest: nn.Module = nn.Identity()
-        if _finishes(norm, self.graph.of(norm)):
-            assert isinstance(norm, _Fast)
+        if isinstance(norm, _Fast) and _finishes(norm, self.graph.of(norm)):
             rest = Finished(activation=norm.activation, negative_slope=norm.negative_slope)
+        elif not isinstance(norm, _Fast):
+            rest = finish_of(norm) or rest
         self.rest[norm] = rest.eval()
         for module in self.model.modules():
             for name, child in module._modules.items():
@@ -324,7 +326,10 @@ def _main(call: Call) -> int | None:
 
 
 def _finishes(norm: nn.Module, calls: list[Call]) -> bool:
-    return isinstance(norm, _Fast) and (bool(norm.activation) or any(len(call.arguments) > 1 for call in calls))
+    """Whether more than BN happens in a layer: an activation, a residual, submodules of a class of somebody's own."""
+    if isinstance(norm, _Fast):
+        return bool(norm.activation) or any(len(call.arguments) > 1 for call in calls)
+    return any(True for _ in norm.children())
 
 
 def _padded(layer: Any) -> bool:
