@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
     from batchnorm.distributed.shuffle import shuffled
-    from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
+    from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch, NotEquivalent
+    from batchnorm.graph import trace
     from batchnorm.layers.accumulate import accumulate
     from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
     from batchnorm.layers.domain import DomainBatchNorm, use_domain
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from batchnorm.optim import param_groups
     from batchnorm.transforms.adapt import adapt
     from batchnorm.transforms.convert import convert
+    from batchnorm.transforms.export import export
+    from batchnorm.transforms.fold import fold
     from batchnorm.transforms.freeze import freeze, unfreeze
 
 __version__ = "0.1.0"
@@ -47,6 +50,8 @@ _HOME = {
     "BatchNormError": "errors",
     "BatchNormWarning": "errors",
     "NonFiniteBatch": "errors",
+    "NotEquivalent": "errors",
+    "trace": "graph",
     "accumulate": "layers.accumulate",
     "DomainBatchNorm": "layers.domain",
     "use_domain": "layers.domain",
@@ -70,6 +75,8 @@ _HOME = {
     "param_groups": "optim",
     "adapt": "transforms.adapt",
     "convert": "transforms.convert",
+    "export": "transforms.export",
+    "fold": "transforms.fold",
     "freeze": "transforms.freeze",
     "unfreeze": "transforms.freeze",
     "functional": "",
@@ -95,12 +102,15 @@ __all__ = [
     "GhostBatchNorm",
     "MaskedBatchNorm",
     "NonFiniteBatch",
+    "NotEquivalent",
     "Ramp",
     "SplitBatchNorm",
     "SyncBatchNorm",
     "accumulate",
     "adapt",
     "convert",
+    "export",
+    "fold",
     "freeze",
     "functional",
     "keep_freed_memory",
@@ -110,6 +120,7 @@ __all__ = [
     "param_groups",
     "reference",
     "shuffled",
+    "trace",
     "unfreeze",
     "use_batch_statistics",
     "use_domain",

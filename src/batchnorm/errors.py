@@ -32,5 +32,9 @@ class NonFiniteBatch(BatchNormError, FloatingPointError):
     """A batch whose moments are NaN or infinite; it never reaches the running statistics."""
 
 
+class NotEquivalent(BatchNormError):
+    """A change that was to keep a model's function did not; nothing of it was kept."""
+
+
 class BatchNormWarning(UserWarning):
     """Something was handled, and the user should know."""

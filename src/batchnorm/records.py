@@ -127,6 +127,27 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Certificate:
+    """How far the outputs of a changed model are from those of the model as it was, at most.
+
+    >>> print(Certificate(1.5e-6, 3e-7, 1e-4, 3))
+    outputs differ by at most 1.5e-06 (3e-07 of the largest) on 3 inputs; allowed: 0.0001 of the largest
+    """
+
+    absolute: float
+    relative: float
+    tolerance: float
+    inputs: int
+    what: str = "outputs"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} differ by at most {self.absolute:.2g} ({self.relative:.2g} of the largest) on {self.inputs} "
+            f"input{'' if self.inputs == 1 else 's'}; allowed: {self.tolerance:g} of the largest"
+        )
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything a verb changed, and every place it left alone, with the reason.
 
@@ -140,6 +161,15 @@ class Report:
 
     changes: tuple[Change, ...] = ()
     left: Mapping[str, str] = field(default_factory=dict)
+    certificate: Certificate | None = None
+
+    def to_json(self) -> str:
+        """Serialise what was done and what was measured.
+
+        >>> '"what": "update"' in Report((Change("bn1", "update", None, False),)).to_json()
+        True
+        """
+        return json.dumps(_plain(asdict(self)), indent=1, allow_nan=False, default=str)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -159,6 +189,8 @@ class Report:
         if self.left:
             lines.append(f"{len(self.left)} left alone")
             lines += [f"  {path or 'the model'}: {reason}" for path, reason in self.left.items()]
+        if self.certificate is not None:
+            lines.append(str(self.certificate))
         return "\n".join(lines)
 
 

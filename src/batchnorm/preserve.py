@@ -1,0 +1,185 @@
+"""Context managers that leave a model, and the process, as they found them, whatever happens in between."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[nn.Module]:
+    """Let a model run, in any mode, and put its buffers, modes, hooks, attributes and all random states back.
+
+    >>> layer = nn.BatchNorm1d(2)
+    >>> with untouched(layer):
+    ...     y = layer.train()(torch.randn(8, 2))
+    >>> layer.running_mean, int(layer.num_batches_tracked)
+    (tensor([0., 0.]), 0)
+
+    A parameter keeps its place and its memory; one that is written into, as no forward should, keeps what was written.
+    """
+    with ExitStack() as stack:
+        for keep in (attributes, buffers, modes, hooks):
+            stack.enter_context(keep(model))
+        stack.enter_context(random_states())
+        yield model
+
+
+@contextmanager
+def buffers(model: nn.Module) -> Iterator[None]:
+    """Put every buffer back: the same tensor, with the same values.
+
+    >>> layer = nn.BatchNorm1d(1)
+    >>> with buffers(layer):
+    ...     layer.running_mean = torch.ones(1)
+    >>> layer.running_mean
+    tensor([0.])
+    """
+    before = [(module, dict(module._buffers)) for module in model.modules()]
+    values: dict[int, tuple[Tensor, Tensor]] = {}
+    for _, own in before:
+        for tensor in own.values():
+            if tensor is not None and id(tensor) not in values and not tensor.is_meta:
+                values[id(tensor)] = (tensor, tensor.detach().clone())
+    try:
+        yield
+    finally:
+        for module, own in before:
+            if not isinstance(module, torch.jit.ScriptModule):  # whose buffers cannot be exchanged from Python
+                module._buffers.clear()
+                module._buffers.update(own)
+        for tensor, value in values.values():
+            # A kernel may write without counting versions, so the values are looked at. What did not change is not
+            # written to: it may be waiting for a backward pass, which would complain.
+            if not _equal(tensor, value):
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    tensor.copy_(value)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    return bool(torch.equal(a, b)) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+@contextmanager
+def attributes(model: nn.Module) -> Iterator[None]:
+    """Put back what every module's attributes, parameters and submodules were, and the numbers of plain tensors.
+
+    >>> model = nn.Sequential(nn.ReLU())
+    >>> with attributes(model):
+    ...     model.calls = 1
+    ...     model.tanh = nn.Tanh()
+    >>> hasattr(model, "calls"), len(model)
+    (False, 1)
+
+    An attribute is put back as it was bound; what was changed inside a list or an object is not undone.
+    """
+    parts = ("_parameters", "_modules")
+    before = [
+        (module, type(module), dict(vars(module)), {part: dict(getattr(module, part)) for part in parts})
+        for module in model.modules()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
+    memory = [(parameter, parameter.data) for parameter in model.parameters()]
+    plain = [t for _, _, own, _ in before for t in own.values() if isinstance(t, Tensor)]
+    values = [(tensor, tensor.detach().clone()) for tensor in plain]
+    try:
+        yield
+    finally:
+        for module, kind, own, held in before:
+            module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(own)
+            for part, entries in held.items():
+                now = getattr(module, part)
+                now.clear()
+                now.update(entries)
+        for parameter, data in memory:
+            if parameter.data_ptr() != data.data_ptr():
+                parameter.data = data
+        for tensor, value in values:
+            if not _equal(tensor, value):
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    tensor.copy_(value)
+
+
+@contextmanager
+def modes(model: nn.Module) -> Iterator[None]:
+    """Put ``training`` back in every module.
+
+    >>> model = nn.Sequential(nn.Dropout().eval(), nn.ReLU())
+    >>> with modes(model):
+    ...     _ = model.train()
+    >>> [module.training for module in model]
+    [False, True]
+    """
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+@contextmanager
+def hooks(model: nn.Module) -> Iterator[None]:
+    """Take away the hooks that were added in between, and put back those that were removed.
+
+    >>> layer = nn.ReLU()
+    >>> with hooks(layer):
+    ...     _ = layer.register_forward_hook(print)
+    >>> len(layer._forward_hooks)
+    0
+    """
+    before = [
+        (module, {name: dict(getattr(module, name)) for name in _HOOKS if hasattr(module, name)})
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, own in before:
+            for name, entries in own.items():
+                now = getattr(module, name)
+                now.clear()
+                now.update(entries)
+
+
+@contextmanager
+def random_states() -> Iterator[None]:
+    """Put the random states of torch (every device), Python and NumPy back.
+
+    >>> state = torch.get_rng_state()
+    >>> with random_states():
+    ...     _ = torch.randn(100)
+    >>> torch.equal(torch.get_rng_state(), state)
+    True
+    """
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = torch.cuda.get_rng_state_all() if used else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)

@@ -1,0 +1,96 @@
+"""``export``: fold, then write the network as ONNX or as torch's own exported program, and check what was written."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from batchnorm.errors import BatchNormError, NotEquivalent
+from batchnorm.graph import call_with
+from batchnorm.nested import fresh, tensors_in
+from batchnorm.records import Report
+from batchnorm.transforms.fold import fold
+from batchnorm.transforms.verify import TOLERANCE, difference
+
+
+def export(
+    model: nn.Module, example: Any, path: str | os.PathLike[str], *, dynamic_shapes: Any = None
+) -> tuple[nn.Module, Report]:
+    """Fold the BN layers of a model and write it to a file: ``.onnx``, or ``.pt2`` for ``torch.export``.
+
+    >>> model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8))
+    >>> export(model, torch.randn(2, 3), "model.onnx")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: export: the model is in training mode, where BN depends on the batch and moves \
+its statistics; call model.eval() first
+
+    ``example`` is what the model is called with, as for `fold`, whose results are returned. What was written is read
+    back and run, in onnxruntime if that is installed, and has to give what the model gives. ``dynamic_shapes`` goes to
+    ``torch.export`` as it is. ONNX needs the packages onnx and onnxscript.
+    """
+    file = Path(path)
+    if file.suffix not in (".onnx", ".pt2"):
+        raise BatchNormError(f"the file is named {file.name!r}", where="export", do="end its name in .onnx or .pt2")
+    if any(module.training for module in model.modules()):
+        raise BatchNormError(
+            "the model is in training mode, where BN depends on the batch and moves its statistics",
+            where="export",
+            do="call model.eval() first",
+        )
+    missing = [name for name in ("onnx", "onnxscript") if file.suffix == ".onnx" and find_spec(name) is None]
+    if missing:
+        raise BatchNormError(
+            f"{' and '.join(missing)} cannot be imported", where="export", do="pip install 'batchnorm[onnx]'"
+        )
+    folded, report = fold(model, example)
+    args, kwargs = ((), example) if isinstance(example, dict) else (_tuple(example), None)
+    with torch.no_grad(), _quiet():
+        program = torch.export.export(folded, args, kwargs, dynamic_shapes=dynamic_shapes)
+        expected = tensors_in(call_with(folded, fresh(example)))
+        if file.suffix == ".pt2":
+            torch.export.save(program, file)
+            got = tensors_in(call_with(torch.export.load(file).module(), fresh(example)))
+        else:
+            torch.onnx.export(program, (), file, verbose=False)
+            got = _run_onnx(file, example) if find_spec("onnxruntime") is not None else expected
+    _, relative = difference(expected, got)
+    allowed = max(TOLERANCE.get(t.dtype, 0.0) for t in expected)
+    if not relative <= allowed:
+        raise NotEquivalent(f"{file.name} gives something else than the model, by {relative:.2g} of the largest output")
+    return folded, report
+
+
+def _tuple(example: Any) -> tuple[Any, ...]:
+    return tuple(example) if isinstance(example, (tuple, list)) else (example,)
+
+
+def _run_onnx(file: Path, example: Any) -> list[Tensor]:
+    import onnxruntime  # type: ignore[import-untyped]
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    given = [tensor.detach().cpu().contiguous().numpy() for tensor in tensors_in(example)]
+    names = [wanted.name for wanted in session.get_inputs()]
+    return [torch.from_numpy(array) for array in session.run(None, dict(zip(names, given, strict=True)))]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporters warn of their own deprecations, which a user can do nothing about."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,123 @@
+"""What is written to a file gives what the model gives: torch.export and ONNX, after a fold."""
+
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import batchnorm as bn
+from batchnorm.transforms import export as module_of_export
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from zoo import ZOO, perturb
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # the exporters' own
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="onnx, onnxscript and onnxruntime are not installed: pip install 'batchnorm[onnx]'",
+)
+STATIC = [name for name in ZOO if name != "functional"]  # a branch on values cannot be exported by anyone
+
+
+def made(name):
+    torch.manual_seed(0)
+    return perturb(ZOO[name].make()).eval(), torch.randn(ZOO[name].shape)
+
+
+def leaves(result):
+    return list(result.values()) if isinstance(result, dict) else [result]
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in STATIC if name != "perceptron"]
+
+
+@pytest.mark.parametrize("name", ["perceptron", *SLOW])
+def test_torch_export(name, tmp_path):
+    model, x = made(name)
+    folded, report = bn.export(model, x, tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2")
+    assert len(report.changes) == ZOO[name].folds
+    assert not any("batch_norm" in str(node.target) for node in program.graph.nodes)
+    for a, b in zip(leaves(model(x)), leaves(program.module()(x)), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+    assert folded is not model
+
+
+def run_onnx(path, x):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return [torch.from_numpy(y) for y in session.run(None, {session.get_inputs()[0].name: x.numpy()})]
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STATIC)
+def test_onnx_of_the_zoo(name, tmp_path):
+    import onnx
+
+    model, x = made(name)
+    _, report = bn.export(model, x, tmp_path / "model.onnx")
+    kinds = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
+    assert kinds.count("BatchNormalization") <= len(report.left)
+    for a, b in zip(leaves(model(x)), run_onnx(tmp_path / "model.onnx", x), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+
+
+@needs_onnx
+def test_any_batch_size_and_our_fused_layers(tmp_path):
+    torch.manual_seed(0)
+    model = perturb(nn.Sequential(nn.Conv2d(3, 4, 3), bn.BatchNorm2d(4, activation="relu"), nn.Flatten())).eval()
+    shapes = ({0: torch.export.Dim("batch")},)
+    bn.export(model, torch.randn(2, 3, 6, 6), tmp_path / "model.onnx", dynamic_shapes=shapes)
+    x = torch.randn(5, 3, 6, 6)
+    torch.testing.assert_close(run_onnx(tmp_path / "model.onnx", x)[0], model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_named_arguments(tmp_path):
+    model, x = made("perceptron")
+    bn.export(model, {"input": x}, tmp_path / "model.pt2")
+    torch.testing.assert_close(torch.export.load(tmp_path / "model.pt2").module()(input=x), model(x))
+
+
+@pytest.mark.parametrize("part", [slice(0, 11), slice(1, 2)])
+def test_training_mode_is_refused(part, tmp_path):
+    model, x = made("vgg")
+    for module in model[part]:
+        module.train()
+    with pytest.raises(
+        bn.BatchNormError, match=r"^export: the model is in training mode, .*; call model.eval\(\) first$"
+    ):
+        bn.export(model, x, tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_refusals(tmp_path, monkeypatch):
+    model, x = made("vgg")
+    with pytest.raises(bn.BatchNormError, match=r"the file is named 'model.txt'; end its name in .onnx or .pt2"):
+        bn.export(model, x, tmp_path / "model.txt")
+    monkeypatch.setattr(module_of_export, "find_spec", lambda name: None)
+    with pytest.raises(
+        bn.BatchNormError, match=r"onnx and onnxscript cannot be imported; pip install 'batchnorm\[onnx\]'"
+    ):
+        bn.export(model, x, tmp_path / "model.onnx")
+
+
+def test_a_file_that_gives_something_else_is_refused(tmp_path, monkeypatch):
+    model, x = made("vgg")
+    monkeypatch.setattr(module_of_export, "difference", lambda a, b: (1.0, 0.1))
+    with pytest.raises(bn.NotEquivalent, match=r"model.pt2 gives something else than the model, by 0.1"):
+        bn.export(model, x, tmp_path / "model.pt2")
+
+
+def test_torch_exports_what_fold_returns():
+    model, x = made("mobilenet-v2")
+    folded, _ = bn.fold(model, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(folded, (x,))
+    torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)

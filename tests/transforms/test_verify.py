@@ -1,0 +1,152 @@
+"""The certificate: what counts as equal, and what it says when it is not."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import batchnorm as bn
+from batchnorm.records import Certificate, Report
+from batchnorm.transforms.verify import difference, like, verify
+
+X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+
+
+class Give(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.fc = function, nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def test_difference_of_numbers():
+    one = torch.tensor
+    assert difference([one([1.0, 4.0])], [one([1.0, 3.0])]) == (1.0, 0.25)
+    assert difference([one([0.0])], [one([0.0])]) == (0.0, 0.0)
+    assert difference([one([0.0])], [one([1e-9])])[1] == math.inf
+    assert difference([one([math.nan, math.inf, 1.0])], [one([math.nan, math.inf, 1.0])]) == (0.0, 0.0)
+    assert difference([one([1.0])], [one([math.nan])])[1] == math.inf
+    assert difference([one([math.inf, 1.0])], [one([-math.inf, 1.0])])[1] == math.inf
+    assert difference([torch.ones(0)], [torch.ones(0)]) == (0.0, 0.0)
+    assert difference([one([1, 2, 3, 4])], [one([1, 2, 9, 4])]) == (6.0, 0.25)
+    assert difference([one([True, False])], [one([True, True])]) == (1.0, 0.5)
+    assert difference([one([3 + 4j])], [one([3 + 2j])]) == (2.0, 0.5)
+    assert difference([one([2.0]), one([1.0])], [one([2.0]), one([1.5])]) == (0.5, 0.5)
+
+
+def test_each_output_counts_by_its_own_size():
+    big, small = torch.tensor([1e6]), torch.tensor([1.0])
+    assert difference([big, small], [big, small + 0.5])[1] == 0.5
+
+
+def test_random_inputs_are_like_the_example():
+    example = {"x": torch.randn(50, 40) * 3 + 7, "i": torch.arange(5), "s": torch.tensor(2.0), "e": torch.ones(0)}
+    drawn = like(example, 1)
+    assert not torch.equal(drawn["x"], example["x"])
+    assert abs(float(drawn["x"].mean()) - 7) < 0.2
+    assert abs(float(drawn["x"].std()) - 3) < 0.2
+    assert torch.equal(drawn["i"], example["i"])
+    assert torch.equal(like(example, 1)["x"], drawn["x"])
+    assert not torch.equal(like(example, 2)["x"], drawn["x"])
+    layout = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    assert like(layout, 0).is_contiguous(memory_format=torch.channels_last)
+    assert float(like(torch.full((400,), 5.0), 0).std()) > 0.5
+
+
+def test_the_tolerance_is_that_of_the_coarsest_numbers():
+    for dtype, allowed in ((torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 5e-2)):
+        layer = nn.Linear(3, 2, dtype=dtype)
+        assert verify(layer, layer, X.to(dtype), verb="none").tolerance == allowed
+    wide = nn.Sequential(nn.Linear(3, 2), Give(lambda x: x.double()))
+    assert verify(wide, wide, X, verb="none").tolerance == 1e-4
+
+
+@pytest.mark.parametrize(("off", "fits"), [(1e-6, True), (1e-2, False)])
+def test_over_the_tolerance(off, fits):
+    a, b = Give(lambda x: x), Give(lambda x: x * (1 + off))
+    if fits:
+        certificate = verify(a, b, X, verb="none")
+        assert 0 < certificate.relative < 1e-4
+        assert certificate.inputs == 3
+        return
+    with pytest.raises(bn.NotEquivalent, match=r"none: the outputs would differ by .*allowed: 0.0001"):
+        verify(a, b, X, verb="none")
+
+
+def test_a_difference_that_only_random_inputs_show():
+    a, b = Give(lambda x: x), Give(lambda x: x if torch.equal(x, X) else x * 2)
+    assert verify(a, b, X, verb="none", more=0).absolute == 0.0
+    with pytest.raises(bn.NotEquivalent):
+        verify(a, b, X, verb="none")
+
+
+def test_the_first_module_that_parts_is_named():
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+
+    a, b = make(), make()
+    nn.init.ones_(b[2].bias)
+    with pytest.raises(bn.NotEquivalent, match="they part at 2;"):
+        verify(a, b, X, verb="none")
+    with pytest.raises(bn.NotEquivalent, match="they part at 3;"):
+        verify(a, b, X, verb="none", unchanged=lambda path: path != "2")
+    assert not any(m._forward_hooks for m in [*a.modules(), *b.modules()])
+
+
+def test_another_shape_or_kind():
+    with pytest.raises(bn.NotEquivalent, match="instead of"):
+        verify(Give(lambda x: x), Give(lambda x: x.double()), X, verb="none")
+    with pytest.raises(bn.NotEquivalent, match="instead of"):
+        verify(Give(lambda x: x), Give(lambda x: (x, x + 1)), X, verb="none")
+
+
+def test_a_changed_model_that_raises():
+    def broken(x):
+        raise AttributeError("gone")
+
+    with pytest.raises(bn.NotEquivalent, match="the changed model raises AttributeError: gone"):
+        verify(Give(lambda x: x), Give(broken), X, verb="none")
+    with pytest.raises(AttributeError, match=r"^gone$"):
+        verify(Give(broken), Give(broken), X, verb="none")
+
+
+def test_random_inputs_that_the_model_refuses_are_left_out():
+    def picky(x):
+        if not torch.equal(x, X):
+            raise ValueError("not this one")
+        return x
+
+    assert verify(Give(picky), Give(picky), X, verb="none").inputs == 1
+
+
+def test_outputs_that_tell_nothing_are_refused():
+    with pytest.raises(bn.BatchNormError, match="returned no numbers"):
+        verify(Give(lambda x: "text"), Give(lambda x: "text"), X, verb="none")
+    with pytest.raises(bn.BatchNormError, match="NaN or infinite on the example"):
+        verify(Give(lambda x: x * math.nan), Give(lambda x: x * math.nan), X, verb="none")
+
+
+def test_chance_and_memory_are_the_same_for_both():
+    model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3))
+    other = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3))
+    state = torch.get_rng_state()
+    assert verify(model, other, X, verb="none").absolute == 0.0
+    assert torch.equal(torch.get_rng_state(), state)
+    assert int(model[1].num_batches_tracked) == 0
+
+
+def test_a_model_that_writes_into_its_input():
+    before = X.clone()
+    assert verify(Give(lambda x: x.mul_(2)), Give(lambda x: x * 2), X, verb="none").absolute == 0.0
+    assert torch.equal(X, before)
+
+
+def test_the_records():
+    certificate = Certificate(0.5, 0.25, 1e-4, 1)
+    assert "on 1 input;" in str(certificate)
+    assert str(Report((), {}, certificate)).endswith(str(certificate))
+    assert '"relative": 0.25' in Report((), {}, certificate).to_json()
