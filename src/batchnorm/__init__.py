@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from batchnorm.memory import keep_freed_memory
     from batchnorm.optim import param_groups
     from batchnorm.transforms.adapt import adapt
+    from batchnorm.transforms.calibrate import calibrate
     from batchnorm.transforms.convert import convert
+    from batchnorm.transforms.drop_bias import drop_bias
     from batchnorm.transforms.freeze import freeze, unfreeze
 
 __version__ = "0.1.0"
@@ -69,7 +71,9 @@ _HOME = {
     "keep_freed_memory": "memory",
     "param_groups": "optim",
     "adapt": "transforms.adapt",
+    "calibrate": "transforms.calibrate",
     "convert": "transforms.convert",
+    "drop_bias": "transforms.drop_bias",
     "freeze": "transforms.freeze",
     "unfreeze": "transforms.freeze",
     "functional": "",
@@ -100,7 +104,9 @@ __all__ = [
     "SyncBatchNorm",
     "accumulate",
     "adapt",
+    "calibrate",
     "convert",
+    "drop_bias",
     "freeze",
     "functional",
     "keep_freed_memory",
