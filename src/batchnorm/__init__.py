@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from batchnorm.transforms.convert import convert
     from batchnorm.transforms.drop_bias import drop_bias
     from batchnorm.transforms.freeze import freeze, unfreeze
+    from batchnorm.transforms.insert import insert
 
 __version__ = "0.1.0"
 
@@ -76,6 +77,7 @@ _HOME = {
     "drop_bias": "transforms.drop_bias",
     "freeze": "transforms.freeze",
     "unfreeze": "transforms.freeze",
+    "insert": "transforms.insert",
     "functional": "",
     "kernels": "",
     "reference": "",
@@ -109,6 +111,7 @@ __all__ = [
     "drop_bias",
     "freeze",
     "functional",
+    "insert",
     "keep_freed_memory",
     "kernels",
     "make_norm",

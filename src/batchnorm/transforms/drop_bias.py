@@ -84,12 +84,9 @@ def norms_after(graph: Graph, model: nn.Module, path: str, layer: nn.Module) -> 
     >>> norms_after(trace(model, torch.randn(5, 3)), model, "0", model[0])
     'what it makes goes to 1, which is no BN layer'
     """
-    if is_parametrized(layer) or "bias" not in layer._parameters:
-        return "its bias is computed from something else"
-    bias = layer._parameters["bias"]
-    names = {f"{p}.{n}" if p else n for p, m in model.named_modules() for n, t in m._parameters.items() if t is bias}
-    if any(value.source in names for value in graph.values):
-        return "something else reads its bias"
+    held = held_bias(graph, model, layer)
+    if held:
+        return held
     calls = graph.of(layer)
     if not calls:
         return "this example does not reach it"
@@ -112,6 +109,22 @@ def norms_after(graph: Graph, model: nn.Module, path: str, layer: nn.Module) -> 
                 other = "something else" if source is None else source.name
                 return f"{name} is also fed by {other}, which has another bias"
     return found
+
+
+def held_bias(graph: Graph, model: nn.Module, layer: nn.Module) -> str:
+    """Return why the bias of a layer is not its own to lose; nothing if it is.
+
+    >>> model = nn.Sequential(nn.Linear(3, 4))
+    >>> held_bias(trace(model, torch.randn(5, 3)), model, model[0])
+    ''
+    """
+    if is_parametrized(layer) or "bias" not in layer._parameters:
+        return "its bias is computed from something else"
+    bias = layer._parameters["bias"]
+    names = {f"{p}.{n}" if p else n for p, m in model.named_modules() for n, t in m._parameters.items() if t is bias}
+    if any(value.source in names for value in graph.values):
+        return "something else reads its bias"
+    return ""
 
 
 @torch.no_grad()
