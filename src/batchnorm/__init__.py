@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
+    from batchnorm.conventions import from_flax, from_keras, to_flax, to_keras
     from batchnorm.distributed.shuffle import shuffled
     from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
     from batchnorm.layers.accumulate import accumulate
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from batchnorm.transforms.drop_bias import drop_bias
     from batchnorm.transforms.freeze import freeze, unfreeze
     from batchnorm.transforms.insert import insert
+    from batchnorm.transforms.recipe import recipe
 
 __version__ = "0.1.0"
 
@@ -46,6 +48,10 @@ _HOME = {
     "BatchNorm1d": "layers.batch",
     "BatchNorm2d": "layers.batch",
     "BatchNorm3d": "layers.batch",
+    "from_flax": "conventions",
+    "from_keras": "conventions",
+    "to_flax": "conventions",
+    "to_keras": "conventions",
     "shuffled": "distributed.shuffle",
     "BatchNormError": "errors",
     "BatchNormWarning": "errors",
@@ -78,6 +84,7 @@ _HOME = {
     "freeze": "transforms.freeze",
     "unfreeze": "transforms.freeze",
     "insert": "transforms.insert",
+    "recipe": "transforms.recipe",
     "functional": "",
     "kernels": "",
     "reference": "",
@@ -110,6 +117,8 @@ __all__ = [
     "convert",
     "drop_bias",
     "freeze",
+    "from_flax",
+    "from_keras",
     "functional",
     "insert",
     "keep_freed_memory",
@@ -117,8 +126,11 @@ __all__ = [
     "make_norm",
     "no_update",
     "param_groups",
+    "recipe",
     "reference",
     "shuffled",
+    "to_flax",
+    "to_keras",
     "unfreeze",
     "use_batch_statistics",
     "use_domain",
