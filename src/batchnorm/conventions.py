@@ -12,10 +12,10 @@
 Three conventions differ. **Momentum**: Keras and flax keep ``momentum`` of the old average at each step, torch takes
 ``momentum`` of the new batch: one is 1 minus the other (0.99 is torch's 0.01; torch's default 0.1 is 0.9). **eps**:
 Keras and flax add 1e-3 and 1e-5, torch 1e-5; a network keeps the one it was trained with. **Variance**: all normalise
-with the biased variance of the batch; in the moving average Keras 3 and flax keep the biased one too, torch the unbiased one, which is
-n / (n - 1) of it for batches of n values per channel (examples x positions). Give that ``count`` to convert it; without
-it the variance stays as it is, which is off by 1 / n. (The fused kernel of TensorFlow that older versions of Keras used
-for images keeps the unbiased variance: leave ``count`` out for those.)
+with the biased variance of the batch; in the moving average Keras 3 and flax keep the biased one too, torch the
+unbiased one, which is n / (n - 1) of it for batches of n values per channel (examples x positions). Give that ``count``
+to convert it; without it the variance stays as it is, which is off by 1 / n. (The fused kernel of TensorFlow that older
+versions of Keras used for images keeps the unbiased variance: leave ``count`` out for those.)
 
 Dictionaries hold NumPy arrays, as the frameworks name and nest them; no framework is imported.
 """
