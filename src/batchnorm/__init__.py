@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
+    from batchnorm.conventions import from_flax, from_keras, to_flax, to_keras
     from batchnorm.distributed.shuffle import shuffled
     from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch, NotEquivalent
     from batchnorm.graph import trace
@@ -35,10 +36,14 @@ if TYPE_CHECKING:
     from batchnorm.memory import keep_freed_memory
     from batchnorm.optim import param_groups
     from batchnorm.transforms.adapt import adapt
+    from batchnorm.transforms.calibrate import calibrate
     from batchnorm.transforms.convert import convert
+    from batchnorm.transforms.drop_bias import drop_bias
     from batchnorm.transforms.export import export
     from batchnorm.transforms.fold import fold
     from batchnorm.transforms.freeze import freeze, unfreeze
+    from batchnorm.transforms.insert import insert
+    from batchnorm.transforms.recipe import recipe
 
 __version__ = "0.1.0"
 
@@ -46,6 +51,10 @@ _HOME = {
     "BatchNorm1d": "layers.batch",
     "BatchNorm2d": "layers.batch",
     "BatchNorm3d": "layers.batch",
+    "from_flax": "conventions",
+    "from_keras": "conventions",
+    "to_flax": "conventions",
+    "to_keras": "conventions",
     "shuffled": "distributed.shuffle",
     "BatchNormError": "errors",
     "BatchNormWarning": "errors",
@@ -74,11 +83,15 @@ _HOME = {
     "keep_freed_memory": "memory",
     "param_groups": "optim",
     "adapt": "transforms.adapt",
+    "calibrate": "transforms.calibrate",
     "convert": "transforms.convert",
+    "drop_bias": "transforms.drop_bias",
     "export": "transforms.export",
     "fold": "transforms.fold",
     "freeze": "transforms.freeze",
     "unfreeze": "transforms.freeze",
+    "insert": "transforms.insert",
+    "recipe": "transforms.recipe",
     "functional": "",
     "kernels": "",
     "reference": "",
@@ -108,18 +121,26 @@ __all__ = [
     "SyncBatchNorm",
     "accumulate",
     "adapt",
+    "calibrate",
     "convert",
+    "drop_bias",
     "export",
     "fold",
     "freeze",
+    "from_flax",
+    "from_keras",
     "functional",
+    "insert",
     "keep_freed_memory",
     "kernels",
     "make_norm",
     "no_update",
     "param_groups",
+    "recipe",
     "reference",
     "shuffled",
+    "to_flax",
+    "to_keras",
     "trace",
     "unfreeze",
     "use_batch_statistics",

@@ -67,7 +67,8 @@ def shown(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
     (tensor([[0., 0.]]), None)
     """
     given = signature(layer.forward).bind(*arguments, **keywords).arguments
-    return given["input"], given.get("mask")
+    x = given["input"] if "input" in given else next(iter(given.values()))  # a subclass may call it something else
+    return x, given.get("mask")
 
 
 class accumulate:

@@ -4,31 +4,38 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from types import TracebackType
+from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
-from batchnorm.layers.accumulate import Seen, of_everybody, shown
-from batchnorm.layers.batch import _Fast
-from batchnorm.layers.switches import _turned
+from batchnorm.layers.accumulate import Seen, of_everybody
 from batchnorm.records import Change, Report
-from batchnorm.transforms.freeze import copy_model, is_frozen
+from batchnorm.transforms.freeze import copy_model
+from batchnorm.transforms.measuring import (
+    Forward,
+    Measured,
+    State,
+    bar,
+    first_of,
+    no_batches,
+    observing,
+    replaced,
+    short,
+    sites,
+)
 
 METHODS = ("statistics", "entropy")
-Forward = Callable[[nn.Module, Any], Any]
 # How much of the spread between examples may lie between batches (as in an analysis of variance) before the stream
 # counts as sorted. Shuffled streams stay near 0; handwritten digits sorted by class give 0.16 to 0.5.
 SORTED = 0.1
 
 
-class Adapted:
+class Adapted(Measured):
     """What `adapt` did, and the way back.
 
     >>> model, adapted = adapt(nn.Sequential(nn.BatchNorm1d(2)).eval(), [torch.randn(64, 2) + 3])
@@ -41,31 +48,10 @@ class Adapted:
     of the spread of the layers' inputs lies between batches: about 0 for a shuffled stream.
     """
 
-    def __init__(self, model: nn.Module, state: _State) -> None:
-        self.model = model
-        self.report = Report()
-        self.batches = 0
+    def __init__(self, model: nn.Module, state: State) -> None:
+        super().__init__(model, state)
         self.examples = 0
         self.sortedness = 0.0
-        self._state: _State = state
-
-    def restore(self) -> nn.Module:
-        """Put statistics, gamma, beta, modes and ``requires_grad`` back as they were, exactly; return the model.
-
-        >>> model, adapted = adapt(nn.Sequential(nn.BatchNorm1d(2)), [torch.randn(64, 2) + 3])
-        >>> adapted.restore()[0].running_var
-        tensor([1., 1.])
-        """
-        self._state.put_back()
-        return self.model
-
-    def __enter__(self) -> nn.Module:
-        return self.model
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.restore()
 
     def __repr__(self) -> str:
         layers = len(self.report.paths)
@@ -116,16 +102,16 @@ def adapt(
         raise BatchNormError(
             f"batches is one tensor of shape {list(batches.shape)}", where="adapt", do="give a list of batches: [x]"
         )
-    layers, left = _sites(model)
+    layers, left = sites(model, "adapt")
     if method == "entropy" and not any(layer.weight is not None or layer.bias is not None for _, layer in layers):
         raise BatchNormError("no BN layer has a gamma or beta to adapt", where="adapt", do='use method="statistics"')
     if not inplace:
         model = copy_model(model)
-        layers, left = _sites(model)
-    state = _State(model, [layer for _, layer in layers])
+        layers, left = sites(model, "adapt")
+    state = State(model, [layer for _, layer in layers])
     adapted = Adapted(model, state)
     try:
-        seen = _observe(adapted, layers, batches, method, forward or _first, steps, lr, progress)
+        seen = _observe(adapted, layers, batches, method, forward or first_of("adapt"), steps, lr, progress)
         adapted.report = _write(layers, seen, prior, left, state)
     except BaseException:
         state.put_back()
@@ -156,7 +142,6 @@ def _observe(
     model, seen = adapted.model, {layer: _Site() for _, layer in layers}
     learning = [p for layer in seen for p in (layer.weight, layer.bias) if p is not None]
     learning = list({id(p): p for p in learning}.values())
-    model.eval()
     entropy = method == "entropy"
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -165,10 +150,10 @@ def _observe(
             parameter.requires_grad_()
     optimizer = torch.optim.Adam(learning, lr=lr) if entropy else None
     with ExitStack() as stack:
-        stack.enter_context(_turned(model, lambda layer: _switches(layer) if layer in seen else {}))
-        watching = stack.enter_context(_watch(seen))
+        watching = stack.enter_context(observing(model, seen))
         stack.enter_context(torch.enable_grad() if entropy else torch.no_grad())
-        for batch in _shown(batches, progress):
+        stream, _ = stack.enter_context(bar(batches, "adapting", progress))
+        for batch in stream:
             adapted.batches += 1
             for step in range(steps if entropy else 1):
                 watching[0] = not entropy or step == steps - 1
@@ -181,9 +166,7 @@ def _observe(
                         parameter.grad = gradient
                     optimizer.step()
     if not adapted.batches:
-        raise BatchNormError(
-            "there are no batches", where="adapt", do="give at least one (an iterator is used up once)"
-        )
+        raise no_batches("adapt")
     adapted.examples = max(site.all.examples for site in seen.values())
     adapted.sortedness = max(site.sortedness() for site in seen.values())
     return seen
@@ -226,31 +209,13 @@ class _Site:
         return (ratio - 1) / (ratio - 1 + count / batches)
 
 
-@contextmanager
-def _watch(seen: dict[_BatchNorm, _Site]) -> Iterator[list[bool]]:
-    """Collect what the layers are given, while the first entry of the list that is handed out is true."""
-    active = [True]
-
-    def look(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        assert isinstance(layer, _BatchNorm)
-        if active[0] and not seen[layer].add(*shown(layer, arguments, keywords)):
-            report_nonfinite(False, getattr(layer, "nonfinite", "reject"), type(layer).__name__)
-
-    handles = [layer.register_forward_pre_hook(look, with_kwargs=True) for layer in seen]
-    try:
-        yield active
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 @torch.no_grad()
 def _write(
     layers: list[tuple[str, _BatchNorm]],
     seen: dict[_BatchNorm, _Site],
     prior: float,
     left: dict[str, str],
-    state: _State,
+    state: State,
 ) -> Report:
     changes: list[Change] = []
     for path, layer in layers:
@@ -259,73 +224,15 @@ def _write(
             left[path] = "these batches did not reach it"
             continue
         weight = examples / (examples + prior)
-        for name, value in (("running_mean", moments.mean), ("running_var", moments.var)):
-            buffer = getattr(layer, name)
-            old = _short(buffer)
-            buffer.copy_(torch.lerp(buffer.to(value), value.to(buffer.device), weight))
-            changes.append(Change(path, name, old, _short(buffer)))
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        pairs = ((layer.running_mean, moments.mean), (layer.running_var, moments.var))
+        changes += replaced(path, layer, *(torch.lerp(old.to(new), new.to(old.device), weight) for old, new in pairs))
         for name in ("weight", "bias"):
             parameter = getattr(layer, name)
             if parameter is not None and not torch.equal(parameter, state.value_of(parameter)):
-                changes.append(Change(path, name, _short(state.value_of(parameter)), _short(parameter)))
+                changes.append(Change(path, name, short(state.value_of(parameter)), short(parameter)))
     return Report(tuple(changes), left)
-
-
-class _State:
-    """What adaptation may change, as it was."""
-
-    def __init__(self, model: nn.Module, layers: list[_BatchNorm]) -> None:
-        self.modes = [(module, module.training) for module in model.modules()]
-        self.learning = [(p, p.requires_grad, p.grad) for p in model.parameters()]
-        tensors = [t for layer in layers for t in (*layer._parameters.values(), *layer._buffers.values())]
-        self.values = [(t, t.detach().clone()) for t in tensors if t is not None]
-
-    def value_of(self, tensor: Tensor) -> Tensor:
-        return next(value for own, value in self.values if own is tensor)
-
-    def put_modes_back(self) -> None:
-        for module, training in self.modes:
-            module.training = training
-        for parameter, learns, gradient in self.learning:
-            parameter.requires_grad_(learns)
-            parameter.grad = gradient
-
-    @torch.no_grad()
-    def put_back(self) -> None:
-        self.put_modes_back()
-        for tensor, value in self.values:
-            tensor.copy_(value)
-
-
-def _sites(model: nn.Module) -> tuple[list[tuple[str, _BatchNorm]], dict[str, str]]:
-    """The layers to adapt, and those to leave alone with the reason."""
-    layers: list[tuple[str, _BatchNorm]] = []
-    left: dict[str, str] = {}
-    for path, module in model.named_modules():
-        if not isinstance(module, _BatchNorm):
-            continue
-        if module.running_mean is None or module.running_var is None:
-            left[path] = "it has no running statistics: it uses each batch's own anyway"
-        elif is_frozen(module):
-            left[path] = "it is frozen"
-        elif isinstance(module, _Fast) and module.per_step:
-            left[path] = "it keeps statistics for every time step, which this verb does not replace"
-        else:
-            layers.append((path, module))
-    if not layers:
-        reasons = "; ".join(f"{path or 'the model'}: {reason}" for path, reason in left.items())
-        raise BatchNormError(
-            f"there is no BN layer to adapt{f' ({reasons})' if reasons else ''}",
-            where="adapt",
-            do="give a model with BN layers that keep running statistics and are not frozen",
-        )
-    return layers, left
-
-
-def _switches(layer: _BatchNorm) -> dict[str, Any]:
-    if isinstance(layer, _Fast):
-        return {"statistics": "batch", "update": False}
-    return {"training": True, "track_running_stats": False}
 
 
 def _entropy(output: Any, batch: int) -> Tensor:
@@ -349,26 +256,6 @@ def _entropy(output: Any, batch: int) -> Tensor:
     return loss
 
 
-def _first(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, (tuple, list)) and batch:
-        batch = batch[0]
-    if not isinstance(batch, Tensor):
-        raise BatchNormError(
-            f"a batch is a {type(batch).__name__}, not a tensor or a tuple that begins with one",
-            where="adapt",
-            do="give forward=lambda model, batch: ...",
-        )
-    return model(batch)
-
-
-def _shown(batches: Iterable[Any], progress: bool) -> Iterable[Any]:
-    if not progress:
-        return batches
-    from rich.progress import track
-
-    return track(batches, "adapting", transient=True)
-
-
 def _check(method: str, prior: float, steps: int, lr: float) -> None:
     for name, value, good, wanted in (
         ("method", method, method in METHODS, "use one of " + ", ".join(map(repr, METHODS))),
@@ -378,8 +265,3 @@ def _check(method: str, prior: float, steps: int, lr: float) -> None:
     ):
         if not good:
             raise BatchNormError(f"{name} is {value!r}", where="adapt", do=wanted)
-
-
-def _short(tensor: Tensor) -> str:
-    values = tensor.detach().double()
-    return f"{float(values.mean()):.4g} (mean of {values.numel()})"

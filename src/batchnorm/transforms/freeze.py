@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, overload
 
 from torch import nn
@@ -168,6 +168,19 @@ def copy_model(model: nn.Module, optimizer: Optimizers = None) -> nn.Module:
     >>> copy_model(model, optimizer).weight is optimizer.param_groups[0]["params"][0]
     True
     """
+    copied, memo = copied_with(model)
+    carry_over(optimizer, memo)
+    return copied
+
+
+def copied_with(model: nn.Module) -> tuple[nn.Module, dict[int, Any]]:
+    """Copy a model with its gradients; return the copy, and of the id of each thing in it, its copy.
+
+    >>> model = nn.Linear(2, 1)
+    >>> copied, memo = copied_with(model)
+    >>> memo[id(model.weight)] is copied.weight
+    True
+    """
     memo: dict[int, Any] = {}
     try:
         copied = copy.deepcopy(model, memo)
@@ -176,20 +189,36 @@ def copy_model(model: nn.Module, optimizer: Optimizers = None) -> nn.Module:
     for old in model.parameters():
         if old.grad is not None and id(old) in memo:
             memo[id(old)].grad = old.grad.clone()
+    return copied, memo
+
+
+def carry_over(optimizer: Optimizers, moved: Mapping[int, Any]) -> None:
+    """Exchange parameters of optimisers, by id, in their groups, with their state; None takes one out.
+
+    >>> import torch
+    >>> old, new = nn.Linear(2, 1), nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(old.parameters(), lr=0.1)
+    >>> carry_over(optimizer, {id(old.weight): new.weight, id(old.bias): None})
+    >>> [p is new.weight for p in optimizer.param_groups[0]["params"]]
+    [True]
+
+    A group that loses all its parameters stays, for a schedule may count on it.
+    """
     for each in _optimizers(optimizer):
         for group in each.param_groups:
-            group["params"] = [memo.get(id(p), p) for p in group["params"]]
-        moved = [(memo.get(id(p), p), state) for p, state in each.state.items()]
+            after = [moved.get(id(p), p) for p in group["params"]]
+            group["params"] = [p for p in after if p is not None]
+        states = [(moved.get(id(p), p), state) for p, state in each.state.items()]
         each.state.clear()
-        each.state.update(moved)
-    return copied
+        each.state.update((p, state) for p, state in states if p is not None)
 
 
-def _begin(
-    model: nn.Module, modules: Modules, optimizer: Optimizers, inplace: bool, where: str
-) -> tuple[nn.Module, tuple[str, ...] | None]:
-    """Check the arguments, then make the copy that may be changed."""
-    chosen = _choose(model, modules, where)
+def check_optimizers(model: nn.Module, optimizer: Optimizers, where: str) -> tuple[Optimizer, ...]:
+    """Return the optimisers as a tuple, or say which is not one for this model.
+
+    >>> check_optimizers(nn.Linear(2, 1), None, "freeze")
+    ()
+    """
     known = {id(p) for p in model.parameters()}
     optimizers = _optimizers(optimizer)
     for each in optimizers:
@@ -199,6 +228,15 @@ def _begin(
             raise BatchNormError(
                 "the optimizer holds no parameter of this model", where=where, do="give the one made for it"
             )
+    return optimizers
+
+
+def _begin(
+    model: nn.Module, modules: Modules, optimizer: Optimizers, inplace: bool, where: str
+) -> tuple[nn.Module, tuple[str, ...] | None]:
+    """Check the arguments, then make the copy that may be changed."""
+    chosen = _choose(model, modules, where)
+    optimizers = check_optimizers(model, optimizer, where)
     return (model if inplace else copy_model(model, optimizers)), chosen
 
 

@@ -1,0 +1,353 @@
+"""``calibrate``: lines 8 to 10 of Algorithm 2. The exact statistics of a population take the place of an average."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from batchnorm.distributed.agreement import Together
+from batchnorm.errors import BatchNormError
+from batchnorm.functional import moments
+from batchnorm.layers.batch import _Fast
+from batchnorm.moments import Moments, merged
+from batchnorm.records import Change, Report
+from batchnorm.transforms.freeze import copy_model
+from batchnorm.transforms.measuring import (
+    Forward,
+    Measured,
+    State,
+    bar,
+    first_of,
+    no_batches,
+    observing,
+    replaced,
+    sites,
+)
+
+FORMULAS = ("merged", "paper")
+# How many parts of the stream are kept apart, to see how much they differ; beyond, neighbours are merged.
+PARTS = 32
+
+
+class Calibrated(Measured):
+    """What `calibrate` did, and the way back.
+
+    >>> model, calibrated = calibrate(nn.Sequential(nn.BatchNorm1d(2)), torch.randn(256, 2).split(64))
+    >>> calibrated.samples, calibrated.batches, calibrated.standard_error < 0.2
+    (256, 4, True)
+    >>> calibrated.restore()[0].running_var  # `with calibrated:` does it at the end of a block
+    tensor([1., 1.])
+
+    ``report`` lists what changed and what was left alone. ``samples`` and ``batches`` say how many were used.
+    ``standard_errors`` has, for each layer, the standard error of its means, in standard deviations, and of its
+    variances, as a share of them (root mean square over channels); ``standard_error`` is the largest of all. They come
+    from how much batches differ from one another, so positions of an image that are alike do not count as many.
+    One batch cannot tell: infinity. ``enough`` says whether ``until`` was reached (None if there was none).
+    """
+
+    def __init__(self, model: nn.Module, state: State) -> None:
+        super().__init__(model, state)
+        self.samples = 0
+        self.standard_errors: dict[str, tuple[float, float]] = {}
+        self.enough: bool | None = None
+
+    @property
+    def standard_error(self) -> float:
+        """The largest standard error of a layer.
+
+        >>> calibrate(nn.BatchNorm1d(1), [torch.randn(4, 1)])[1].standard_error
+        inf
+        """
+        return max((e for pair in self.standard_errors.values() for e in pair), default=math.inf)
+
+    def __repr__(self) -> str:
+        layers = len(self.report.paths)
+        return (
+            f"Calibrated({layers} layer{'s' * (layers != 1)}, {self.batches} batches, {self.samples} samples, "
+            f"standard error {self.standard_error:.2g})"
+        )
+
+
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    forward: Forward | None = None,
+    formula: str = "merged",
+    until: float | None = None,
+    max_batches: int | None = None,
+    process_group: Any = None,
+    progress: bool | None = None,
+    inplace: bool = False,
+) -> tuple[nn.Module, Calibrated]:
+    """Replace the running statistics by those of the data; return the calibrated copy, and the way back.
+
+    >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))  # its statistics are still 0 and 1
+    >>> x = torch.randn(512, 3) * 4 + 1
+    >>> better, calibrated = calibrate(model, x.split(100))  # the last batch has 12
+    >>> y = model[0](x)
+    >>> torch.allclose(better[1].running_mean, y.mean(0), atol=1e-4), torch.allclose(better[1].running_var, y.var(0))
+    (True, True)
+
+    ``formula="merged"``: batches are merged by their counts, in float64, with the variance between them, so that how
+    the stream was cut does not matter to what a layer is given. The variance is the unbiased one (n / (n - 1) for all n
+    values of a channel), as in the paper and in the running average that torch keeps. ``formula="paper"`` is line 10
+    of Algorithm 2: the mean over batches of their means and of their unbiased variances, each batch weighing the same
+    (`reference.population_statistics`).
+
+    All BN layers use the statistics of each batch in the same pass, as in the paper and as in training; everything
+    else is in evaluation mode (dropout is off). Layers that are called several times see all their calls. Frozen layers
+    work with the statistics they have, and stay as they are (`unfreeze` them first); layers that the batches do not
+    reach and those without running statistics are left, and the report says so. ``num_batches_tracked`` becomes the
+    number of batches a layer saw.
+
+    Batches that are tuples or lists give their first entry; for anything else, ``forward`` takes the model and a batch.
+    ``until=0.01`` stops when no layer's standard error is above (see `Calibrated`); it is looked at after batches
+    4, 5, 6 and so on, and from 16 on after every eighth more. ``max_batches`` stops in any case. ``process_group``:
+    every process of the group shows its model its own share of the data, and all get the statistics of all of it; they
+    stop together, and may have different numbers of batches. None: this process alone. ``progress``: a bar; by
+    default, on a terminal. A batch that raises leaves the model as it was. ``inplace`` changes the model itself.
+    """
+    _check(formula, until, max_batches)
+    layers, left = sites(model, "calibrate")
+    together = Together(process_group, "calibrate")
+    if not inplace:
+        model = copy_model(model)
+        layers, left = sites(model, "calibrate")
+    state = State(model, [layer for _, layer in layers])
+    calibrated = Calibrated(model, state)
+    begun = _Count()
+    seen = {layer: _Site(layer, formula, begun) for _, layer in layers}
+    shown = sys.stderr.isatty() if progress is None else progress
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(together.failing_together())
+            stack.enter_context(observing(model, seen))
+            stack.enter_context(torch.no_grad())
+            stream, say = stack.enter_context(bar(batches, "calibrating", shown))
+            rounds = _rounds(stream, seen, begun, model, forward or first_of("calibrate"), until, max_batches)
+            for more in rounds:
+                going_on = together.any(more)
+                total = _total(seen, layers, together, begun)
+                _judge(calibrated, layers, total)
+                calibrated.batches, calibrated.samples = total.batches, total.samples
+                say(f"standard error {calibrated.standard_error:.2g}")
+                if until is not None:
+                    calibrated.enough = calibrated.standard_error <= until
+                if calibrated.enough or not going_on:
+                    break
+        if not calibrated.batches:
+            raise no_batches("calibrate")
+        calibrated.report = _write(layers, total, formula, left)
+    except BaseException:
+        state.put_back()
+        raise
+    state.put_modes_back()
+    return model, calibrated
+
+
+class _Count:
+    """How far this process is: batches, samples, and whether the samples of this batch were counted."""
+
+    def __init__(self) -> None:
+        self.batches = self.samples = 0
+        self.counted = False
+
+
+class _Site:
+    """What one layer saw: the moments of stretches of the stream, and what the paper's formula needs."""
+
+    def __init__(self, layer: _BatchNorm, formula: str, begun: _Count) -> None:
+        assert layer.running_mean is not None
+        self.layer, self.paper, self.begun = layer, formula == "paper", begun
+        zeros = torch.zeros(len(layer.running_mean), dtype=torch.float64)
+        self.now: list[Moments] = []  # of the calls of this batch
+        self.parts: list[Moments] = []
+        self.width = 1  # how many batches there are in a part
+        self.filled = 0  # how many in the last one
+        self.calls = self.minis = 0
+        self.sums = [zeros, zeros]  # over mini-batches: means, unbiased variances
+
+    def add(self, x: Tensor, mask: Tensor | None) -> bool:
+        if not self.begun.counted:
+            self.begun.samples += x.shape[0]
+            self.begun.counted = True
+        groups = self.layer._groups(x) if self.paper and isinstance(self.layer, _Fast) else 1
+        found = Moments(*(t.cpu().double() for t in moments(x.detach(), mask=mask, groups=groups)))
+        if not bool(torch.isfinite(found.mean).all() & torch.isfinite(found.var).all()):
+            return False
+        if self.paper:  # a virtual batch is a batch too
+            self._add_up(found if groups > 1 else Moments(*(t.unsqueeze(0) for t in found)))
+        self.calls += 1
+        self.now.append(merged(found))
+        return True
+
+    def _add_up(self, found: Moments) -> None:
+        for count, mean, var in zip(*found, strict=True):
+            if count > 1:
+                self.minis += 1
+                self.sums = [self.sums[0] + mean, self.sums[1] + var * (count / (count - 1))]
+
+    def end_batch(self) -> None:
+        """Let the calls of a batch be one piece of the stream."""
+        now, self.now = _whole(self.now), []
+        if now is None or not now.count:
+            return
+        if self.parts and self.filled < self.width:
+            self.parts[-1:] = [_pair(self.parts[-1], now)]
+            self.filled += 1
+            return
+        if len(self.parts) == PARTS:
+            self.parts = [_pair(*self.parts[i : i + 2]) for i in range(0, PARTS, 2)]
+            self.width *= 2
+        self.parts.append(now)
+        self.filled = 1
+
+
+class _Total:
+    """What all processes saw, layer by layer: one row of parts a layer, with count 0 where there is none."""
+
+    def __init__(self, batches: int, samples: int) -> None:
+        self.batches, self.samples = batches, samples
+        self.parts: list[Moments] = []
+        self.calls: list[int] = []
+        self.minis: list[int] = []
+        self.sums: list[tuple[Tensor, Tensor]] = []
+
+
+def _whole(parts: list[Moments]) -> Moments | None:
+    """The moments of all parts, or None if there are none."""
+    return merged(Moments(*map(torch.stack, zip(*parts, strict=True)))) if parts else None
+
+
+def _pair(one: Moments, other: Moments) -> Moments:
+    return merged(Moments(*map(torch.stack, zip(one, other, strict=True))))
+
+
+def _rounds(
+    stream: Iterable[Any],
+    seen: dict[_BatchNorm, _Site],
+    begun: _Count,
+    model: nn.Module,
+    forward: Forward,
+    until: float | None,
+    most: int | None,
+) -> Iterator[bool]:
+    """Show the model batches, and pause where the errors are to be looked at; False at the end, and from then on.
+
+    The pauses depend on nothing but their number, so that processes with fewer batches pause with the others.
+    """
+    pause = 4
+    for batch in stream:
+        begun.counted = False
+        forward(model, batch)
+        begun.batches += 1
+        for site in seen.values():
+            site.end_batch()
+        if begun.batches == most:
+            break
+        if until is not None and begun.batches == pause:
+            pause += max(1, pause // 8)
+            yield True
+    while True:
+        yield False
+
+
+def _total(
+    seen: dict[_BatchNorm, _Site], layers: list[tuple[str, _BatchNorm]], group: Together, begun: _Count
+) -> _Total:
+    """Bring together what all processes saw."""
+    numbers = [torch.tensor([begun.batches, begun.samples], dtype=torch.float64)]
+    for _, layer in layers:
+        site = seen[layer]
+        channels = len(site.sums[0])
+        count, both = torch.zeros(PARTS, dtype=torch.float64), torch.zeros(2, PARTS, channels, dtype=torch.float64)
+        for place, part in enumerate(site.parts):
+            count[place] = part.count
+            both[0, place], both[1, place] = part.mean, part.var
+        calls = torch.tensor([site.calls, site.minis], dtype=torch.float64)
+        numbers += [calls, *site.sums, count, both.flatten()]
+    rows = group.rows(torch.cat(numbers))
+    total = _Total(int(rows[:, 0].sum()), int(rows[:, 1].sum()))
+    at = 2
+    for _, layer in layers:
+        channels = len(seen[layer].sums[0])
+        sizes = [1, 1, channels, channels, PARTS, PARTS * channels, PARTS * channels]
+        calls, minis, means, variances, count, mean, var = torch.split(rows[:, at : at + sum(sizes)], sizes, 1)
+        at += sum(sizes)
+        total.calls.append(int(calls.sum()))
+        total.minis.append(int(minis.sum()))
+        total.sums.append((means.sum(0), variances.sum(0)))
+        shape = (-1, channels)
+        total.parts.append(Moments(count.reshape(-1), mean.reshape(shape), var.reshape(shape)))
+    return total
+
+
+def _judge(calibrated: Calibrated, layers: list[tuple[str, _BatchNorm]], total: _Total) -> None:
+    """Estimate the standard errors of every layer that was reached."""
+    calibrated.standard_errors = {
+        path: standard_errors(parts, layer.eps)
+        for (path, layer), parts in zip(layers, total.parts, strict=True)
+        if bool(parts.count.any())
+    }
+
+
+def standard_errors(parts: Moments, eps: float = 0.0) -> tuple[float, float]:
+    """Return the standard errors of mean and variance of all parts together, from how the parts differ.
+
+    >>> x = torch.randn(50, 100, 1, dtype=torch.float64)
+    >>> parts = Moments(torch.full((50,), 100.0), x.mean(1), x.var(1, correction=0))
+    >>> mean, var = standard_errors(parts)
+    >>> 0.5 < mean * 5000**0.5 < 2, 0.5 < var * 2500**0.5 < 2  # sigma / sqrt(n), and sigma**2 * sqrt(2 / n)
+    (True, True)
+
+    In units of the standard deviation and of the variance (with ``eps``, as the layer uses them), as root mean square
+    over channels.
+    """
+    some = parts.count > 0
+    count, means, variances = (t[some] for t in parts)
+    number = len(count)
+    if number < 2:
+        return math.inf, math.inf
+    whole = merged(parts)
+    share = (count / count.sum()).unsqueeze(1)
+    apart = means - whole.mean
+    spread = variances + apart**2 - whole.var  # of each part's second moment about the common mean
+    width = whole.var + eps
+    correction = number / (number - 1)
+    of_mean = correction * (share**2 * apart**2).sum(0) / width
+    of_var = correction * (share**2 * spread**2).sum(0) / width**2
+    return tuple(float(e.nan_to_num(nan=0.0).mean().sqrt()) for e in (of_mean, of_var))  # type: ignore[return-value]
+
+
+def _write(layers: list[tuple[str, _BatchNorm]], total: _Total, formula: str, left: dict[str, str]) -> Report:
+    changes: list[Change] = []
+    for at, (path, layer) in enumerate(layers):
+        whole = merged(total.parts[at])
+        if whole.count < 2 or (formula == "paper" and not total.minis[at]):
+            left[path] = "one value has no variance" if whole.count else "these batches did not reach it"
+            continue
+        mean, var = whole.mean, whole.var * (whole.count / (whole.count - 1))
+        if formula == "paper":
+            mean, var = (s / total.minis[at] for s in total.sums[at])
+        changes += replaced(path, layer, mean, var)
+        if layer.num_batches_tracked is not None:
+            layer.num_batches_tracked.fill_(total.calls[at])
+    return Report(tuple(changes), left)
+
+
+def _check(formula: str, until: float | None, max_batches: int | None) -> None:
+    for name, value, good, wanted in (
+        ("formula", formula, formula in FORMULAS, "use one of " + ", ".join(map(repr, FORMULAS))),
+        ("until", until, until is None or until > 0, "use a small positive number such as 0.01"),
+        ("max_batches", max_batches, max_batches is None or max_batches >= 1, "use 1 or more, or None for all"),
+    ):
+        if not good:
+            raise BatchNormError(f"{name} is {value!r}", where="calibrate", do=wanted)

@@ -1,0 +1,214 @@
+"""``drop_bias``: a bias in front of BN does nothing, because the mean is subtracted. It is taken away."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
+
+from batchnorm.errors import BatchNormError
+from batchnorm.graph import Call, Graph, call_with, trace
+from batchnorm.layers.batch import _Fast
+from batchnorm.layers.switches import use_batch_statistics
+from batchnorm.preserve import untouched
+from batchnorm.records import Change, Report
+from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
+from batchnorm.transforms.verify import TOLERANCE, Forward, verify
+
+# With the batch's own statistics, rounding counts by a channel's deviation, which may be far below the largest output.
+_IN_BATCH_MODE = 100
+
+
+def drop_bias(
+    model: nn.Module,
+    example: Any,
+    *,
+    forward: Forward | None = None,
+    optimizer: Optimizers = None,
+    tolerance: float | None = None,
+) -> tuple[nn.Module, Report]:
+    """Return a copy of the model without the biases that BN cancels, and a report with its certificate.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    >>> lean, report = drop_bias(model, torch.randn(2, 3, 8, 8))
+    >>> lean[0].bias is None, report.paths
+    (True, ('0', '1'))
+
+    With the batch's statistics the mean that is subtracted contains the bias, whose gradient is zero but for rounding.
+    For evaluation, ``running_mean`` is lowered by it. So both functions stay: the certificate is for evaluation mode,
+    and the outputs with batch statistics are compared too. A bias goes if its convolution or linear layer feeds BN
+    layers only, over the right axis, and these are fed by nothing else; wherever there is another reason, the report
+    gives it. A frozen BN layer does not cancel a bias.
+
+    ``optimizer``: one or several, made for ``model``; they go over to the copy with their groups and their state,
+    without what they held of the biases. ``example`` is what the model is called with, as in `batchnorm.trace`. Above
+    the tolerance `NotEquivalent` is raised, and nothing has changed.
+    """
+    optimizers = check_optimizers(model, optimizer, "drop_bias")
+    before = copy.deepcopy(model).eval()
+    lean, memo = copied_with(model)
+    modes = [(module, module.training) for module in lean.modules()]
+    graph = trace(lean.eval(), example, forward=forward)
+    changes: list[Change] = []
+    left: dict[str, str] = {}
+    for path, layer in lean.named_modules():
+        if not _is_linear(layer) or layer.bias is None:
+            continue
+        norms = norms_after(graph, lean, path, layer)
+        if isinstance(norms, str):
+            left[path] = norms
+        else:
+            changes += take_bias(path, layer, norms)
+    touched = {change.path for change in changes}
+    certificate = verify(
+        before, lean, example, verb="drop_bias", forward=forward, tolerance=tolerance,
+        unchanged=lambda path: path not in touched,
+    )  # fmt: skip
+    _verify_with_batch_statistics(before, lean, example, forward, tolerance, touched)
+    for module, training in modes:
+        module.training = training
+    kept = {id(p) for p in lean.parameters()}
+    carry_over(optimizers, {id(p): memo[id(p)] if id(memo[id(p)]) in kept else None for p in model.parameters()})
+    return lean, Report(tuple(changes), left, certificate)
+
+
+def norms_after(graph: Graph, model: nn.Module, path: str, layer: nn.Module) -> dict[str, _BatchNorm] | str:
+    """Return the BN layers, by path, that cancel the bias of a layer; or why they do not.
+
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.BatchNorm1d(4))
+    >>> norms_after(trace(model, torch.randn(5, 3)), model, "0", model[0])
+    'what it makes goes to 1, which is no BN layer'
+    """
+    held = held_bias(graph, model, layer)
+    if held:
+        return held
+    calls = graph.of(layer)
+    if not calls:
+        return "this example does not reach it"
+    found: dict[str, _BatchNorm] = {}
+    for call in calls:
+        after = _the_one_after(graph, call)
+        if isinstance(after, str):
+            return after
+        norm = after.target
+        if isinstance(layer, nn.Linear) and len(graph.values[call.outputs[0]].shape) != 2:
+            return f"it is linear in the last axis, and {after.name} normalises axis 1"
+        reason = _unfit(norm)
+        if reason:
+            return f"{after.name} {reason}"
+        found[after.name] = norm
+    for name, norm in found.items():
+        for call in graph.of(norm):
+            source = _the_one_before(graph, call)
+            if source is None or source.target is not layer:
+                other = "something else" if source is None else source.name
+                return f"{name} is also fed by {other}, which has another bias"
+    return found
+
+
+def held_bias(graph: Graph, model: nn.Module, layer: nn.Module) -> str:
+    """Return why the bias of a layer is not its own to lose; nothing if it is.
+
+    >>> model = nn.Sequential(nn.Linear(3, 4))
+    >>> held_bias(trace(model, torch.randn(5, 3)), model, model[0])
+    ''
+    """
+    if is_parametrized(layer) or "bias" not in layer._parameters:
+        return "its bias is computed from something else"
+    bias = layer._parameters["bias"]
+    names = {f"{p}.{n}" if p else n for p, m in model.named_modules() for n, t in m._parameters.items() if t is bias}
+    if any(value.source in names for value in graph.values):
+        return "something else reads its bias"
+    return ""
+
+
+@torch.no_grad()
+def take_bias(path: str, layer: nn.Module, norms: dict[str, _BatchNorm]) -> list[Change]:
+    """Take the bias out of a layer and out of the running means of the BN layers that it feeds.
+
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    >>> print(take_bias("0", model[0], {"1": model[1]})[0])
+    0: bias 4 values -> None
+    """
+    bias = layer.bias
+    assert isinstance(bias, torch.Tensor)
+    value = bias.detach().double()
+    changes = [Change(path, "bias", f"{value.numel()} values", None)]
+    for name, norm in norms.items():
+        if norm.running_mean is not None:
+            norm.running_mean.copy_(norm.running_mean.double() - value.to(norm.running_mean.device))
+            changes.append(
+                Change(name, "running_mean", "with the bias", f"lower by it (at most {value.abs().max():.3g})")
+            )
+    layer.register_parameter("bias", None)
+    return changes
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, (nn.Linear, _ConvNd))
+
+
+def _the_one_after(graph: Graph, call: Call) -> Call | str:
+    """The BN call that alone reads what a call makes."""
+    value = call.outputs[0]
+    while True:
+        if graph.feeds_output(value):
+            return "the model returns what it makes"
+        readers = graph.consumers(value)
+        if len(readers) != 1:
+            return f"what it makes is read by {', '.join(r.name for r in readers) or 'nothing'}"
+        reader = readers[0]
+        if reader.kind == "module" and type(reader.target) is nn.Identity:
+            value = reader.outputs[0]
+        elif reader.kind == "module" and isinstance(reader.target, _BatchNorm) and reader.inputs[0] == value:
+            return reader
+        else:
+            return f"what it makes goes to {reader.name}, which is no BN layer"
+
+
+def _the_one_before(graph: Graph, call: Call) -> Call | None:
+    source = graph.producer(call.inputs[0])
+    while source is not None and source.kind == "module" and type(source.target) is nn.Identity:
+        source = graph.producer(source.inputs[0])
+    return source
+
+
+def _unfit(norm: _BatchNorm) -> str:
+    """Why a BN layer does not cancel a bias; empty if it does."""
+    if isinstance(norm, _Fast) and norm.statistics == "running":
+        return "always uses its running statistics (frozen), and so does not cancel a bias"
+    own = type(norm)
+    known = own.__module__.startswith(("torch.nn.", "batchnorm."))
+    if not known and own.forward not in (b.forward for b in own.__mro__[1:] if issubclass(b, _BatchNorm)):
+        return f"has a forward of its own ({own.__name__})"
+    if norm.running_mean is not None and norm.running_mean.dim() != 1:
+        return "has statistics for every time step"
+    return ""
+
+
+def _verify_with_batch_statistics(
+    before: nn.Module,
+    after: nn.Module,
+    example: Any,
+    forward: Forward | None,
+    tolerance: float | None,
+    touched: set[str],
+) -> None:
+    """Compare the two as in training, but without dropout; where the example is too small for that, do not."""
+    with use_batch_statistics(before), use_batch_statistics(after):
+        try:
+            with untouched(before), torch.no_grad():
+                (forward or call_with)(before, copy.deepcopy(example))
+        except (ValueError, BatchNormError):  # one value per channel
+            return
+        dtypes = [p.dtype for p in after.parameters()]
+        allowed = max([TOLERANCE.get(d, 0.0) for d in dtypes], default=0.0) if tolerance is None else tolerance
+        verify(
+            before, after, example, verb="drop_bias, with batch statistics", forward=forward,
+            tolerance=allowed * _IN_BATCH_MODE, unchanged=lambda path: path not in touched,
+        )  # fmt: skip

@@ -1,0 +1,299 @@
+"""``insert``: line 1 to 5 of Algorithm 2. A network without BN becomes one with it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from batchnorm.errors import BatchNormError
+from batchnorm.graph import Call, Graph, trace
+from batchnorm.layers.accumulate import Seen
+from batchnorm.layers.family import make_norm
+from batchnorm.layers.normed import Normed, append_norm
+from batchnorm.preserve import untouched
+from batchnorm.records import Certificate, Change, Report
+from batchnorm.transforms.drop_bias import held_bias
+from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
+from batchnorm.transforms.measuring import first_of, no_batches
+from batchnorm.transforms.verify import Forward, verify
+
+Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
+ONLY = (None, "conv", "linear")
+_ACTIVATIONS = {
+    "relu", "relu6", "leaky_relu", "silu", "gelu", "sigmoid", "tanh", "elu", "selu", "celu", "hardswish", "hardtanh",
+    "hardsigmoid", "mish", "softplus", "softsign", "logsigmoid", "prelu", "rrelu", "clamp", "clamp_min",
+}  # fmt: skip
+_ACTIVATION_MODULES = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.CELU, nn.Hardswish,
+    nn.Hardtanh, nn.Hardsigmoid, nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.PReLU, nn.RReLU,
+)  # fmt: skip
+_HERE = "insert"
+
+
+def insert(
+    model: nn.Module,
+    example: Any,
+    where: Where = None,
+    *,
+    norm: str | Callable[..., nn.Module] = "batch",
+    only: str | None = None,
+    after_activation: bool = False,
+    preserve: Iterable[Any] | Tensor | None = None,
+    forward: Forward | None = None,
+    optimizer: Optimizers = None,
+    tolerance: float | None = None,
+    **options: Any,
+) -> tuple[nn.Module, Report]:
+    """Return a copy of the model with BN on ``Wu``, before each nonlinearity, and a report.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+    >>> normed, report = insert(model, torch.randn(2, 3, 8, 8))
+    >>> print(report)
+    1 module changed
+      0: norm None -> BatchNorm2d(8), bias 8 values -> None
+    1 left alone
+      3: no nonlinearity follows: the model returns what it makes
+
+    By default, a norm goes behind every convolution and linear layer whose output goes into a nonlinearity, a module or
+    a function, and nowhere else. ``where`` chooses other places: names of layers, or ``where(name, module) -> bool``,
+    asked of every convolution and linear layer. ``only="conv"`` or ``"linear"`` takes those alone.
+    ``after_activation`` puts the norm behind the nonlinearity instead, which has to be a module. ``norm`` and further
+    options are those of `make_norm`. Biases that the norm cancels are removed. What is left alone has its reason in the
+    report: layers called several times, linear layers over the last axis of a sequence, a norm that is there already.
+
+    A forward that somebody wrote cannot be changed, so the layer itself becomes one that is followed by a norm (see
+    `batchnorm.layers.normed.Normed`): the same object and class, the same keys, and the norm's under ``<name>.norm``.
+    `fold` takes it away again.
+
+    ``preserve`` keeps a trained network's function in evaluation: batches (as `calibrate` takes them) on which the
+    statistics are measured; then gamma is the standard deviation and beta the mean, so that the norm gives what it
+    is given. The report has the certificate; above the tolerance `NotEquivalent` is raised. Without it, the network
+    is as good as new, and is to be trained.
+
+    ``optimizer``: one or several, made for ``model``; they go over to the copy, and gamma and beta join the group of
+    the weight before them (or the first group). The modes of the model stay.
+    """
+    optimizers = check_optimizers(model, optimizer, _HERE)
+    if only not in ONLY:
+        raise BatchNormError(f"only is {only!r}", where=_HERE, do=f"use one of {', '.join(map(repr, ONLY))}")
+    if norm == "weight":
+        raise BatchNormError(
+            "weight normalisation is not put behind a layer", where=_HERE, do='use make_norm("weight", of=layer)'
+        )
+    before = copy.deepcopy(model).eval()
+    changed, memo = copied_with(model)
+    modes = [(module, module.training) for module in changed.modules()]
+    graph = trace(changed.eval(), example, forward=forward)
+    for module, training in modes:
+        module.training = training
+    places, left = _places(changed, graph, where, only, after_activation)
+    norms = {path: _make(norm, graph, path, layer, options) for path, layer in places.items()}
+    moments = None if preserve is None else _measure(changed, places, preserve, forward or first_of(_HERE))
+    changes: list[Change] = []
+    added: list[tuple[nn.Module, nn.Module]] = []
+    for path, layer in places.items():
+        bias = layer._parameters.get("bias") if isinstance(layer, (nn.Linear, _ConvNd)) else None
+        if bias is not None and not isinstance(norms[path], (_BatchNorm, _InstanceNorm)):
+            bias = None  # only what subtracts each channel's own mean cancels it
+        if bias is not None and held_bias(graph, changed, layer):
+            bias = None
+        if moments is not None:
+            _keep_function(path, norms[path], moments[path], bias)
+        changes.append(Change(path, "norm", None, f"{type(norms[path]).__name__}({_channels(graph, path)})"))
+        if bias is not None:
+            layer.register_parameter("bias", None)
+            changes.append(Change(path, "bias", f"{bias.numel()} values", None))
+        append_norm(layer, norms[path])
+        added.append((layer, norms[path]))
+    certificate: Certificate | None = None
+    if moments is not None:
+        after = copy.deepcopy(changed).eval()
+        certificate = verify(
+            before, after, example, verb=_HERE, forward=forward, tolerance=tolerance,
+            unchanged=lambda path: path.rpartition(".")[0] not in places,
+        )  # fmt: skip
+    kept = {id(p) for p in changed.parameters()}
+    carry_over(optimizers, {id(p): memo[id(p)] if id(memo[id(p)]) in kept else None for p in model.parameters()})
+    for layer, new in added:
+        _join(optimizers, layer, new)
+    return changed, Report(tuple(changes), left, certificate)
+
+
+# ---- where
+
+
+def _places(
+    model: nn.Module, graph: Graph, where: Where, only: str | None, after_activation: bool
+) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """The layers to put a norm behind, by path, and those left alone, with the reason."""
+    modules = dict(model.named_modules())
+    linear = {path: m for path, m in modules.items() if isinstance(m, (nn.Linear, _ConvNd))}
+    if where is None:
+        chosen = linear
+    elif callable(where):
+        chosen = {path: m for path, m in linear.items() if where(path, m)}
+    else:
+        names = [where] if isinstance(where, str) else list(where)
+        for name in names:
+            if name not in modules or not graph.of(name):
+                raise BatchNormError(
+                    f"the model has no layer {name!r}"
+                    + ("" if name not in modules else " that is called, and is one layer"),
+                    where=_HERE,
+                    do="use names of model.named_modules(): layers, not what contains them",
+                )
+        chosen = {name: modules[name] for name in names}
+    kinds = {"conv": _ConvNd, "linear": nn.Linear, None: nn.Module}[only]
+    places: dict[str, nn.Module] = {}
+    left: dict[str, str] = {}
+    for path, layer in chosen.items():
+        found = f"only {only} layers were asked for" if not isinstance(layer, kinds) else ""
+        found = found or _unfit(graph, layer)
+        if not found and (where is None or after_activation):
+            following = _activation(graph, graph.of(layer)[0])
+            if isinstance(following, str):
+                found = f"no nonlinearity follows: {following}"
+            elif after_activation and following.kind != "module":
+                found = f"{following.name} is called as a function: there is no place behind it"
+            elif after_activation and _unfit(graph, following.target):
+                found = f"{following.name}: {_unfit(graph, following.target)}"
+            elif after_activation:
+                path, layer = following.name, following.target
+        if found:
+            left[path] = found
+        else:
+            places[path] = layer
+    if not places:
+        reasons = "; ".join(f"{path or 'the model'}: {reason}" for path, reason in left.items())
+        raise BatchNormError(
+            f"there is no place for a norm{f' ({reasons})' if reasons else ''}",
+            where=_HERE,
+            do="name the layers with where=[...]",
+        )
+    return places, left
+
+
+def _unfit(graph: Graph, layer: nn.Module) -> str:
+    """Why no norm can stand behind a layer; empty if one can."""
+    calls = graph.of(layer)
+    if isinstance(layer, Normed) or any("norm" in type(r.target).__name__.lower() for r in _readers(graph, calls)):
+        return "a norm follows already"
+    if not calls:
+        return "this example does not reach it"
+    if len(calls) > 1:
+        return f"it is called {len(calls)} times, and each place would need a norm of its own"
+    if len(calls[0].outputs) != 1:
+        return "it does not return one tensor"
+    shape = graph.values[calls[0].outputs[0]].shape
+    if isinstance(layer, nn.Linear) and len(shape) != 2:
+        return "it is linear in the last axis, and a norm takes its channels in axis 1"
+    if len(shape) < 2:
+        return f"what it makes has the shape {list(shape)}, without a batch and channels"
+    return ""
+
+
+def _readers(graph: Graph, calls: list[Call]) -> list[Call]:
+    return [reader for call in calls for value in call.outputs for reader in graph.consumers(value)]
+
+
+def _activation(graph: Graph, call: Call) -> Call | str:
+    """The nonlinearity that alone reads what a call makes, or what does instead."""
+    value = call.outputs[0]
+    if graph.feeds_output(value):
+        return "the model returns what it makes"
+    readers = graph.consumers(value)
+    others = [r.name for r in readers if not _is_activation(r)]
+    if others or not readers:
+        return f"what it makes goes to {', '.join(others) or 'nothing'}"
+    return readers[0]
+
+
+def _is_activation(call: Call) -> bool:
+    if call.kind == "module":
+        return isinstance(call.target, _ACTIVATION_MODULES)
+    return call.name in _ACTIVATIONS
+
+
+# ---- what
+
+
+def _channels(graph: Graph, path: str) -> int:
+    return graph.values[graph.of(path)[0].outputs[0]].shape[1]
+
+
+def _make(
+    norm: str | Callable[..., nn.Module], graph: Graph, path: str, layer: nn.Module, options: dict[str, Any]
+) -> nn.Module:
+    made = graph.values[graph.of(path)[0].outputs[0]]
+    new = make_norm(norm, made.shape[1], len(made.shape) - 2, **options)
+    weight = next(layer.parameters(), None)
+    new.to(device=None if weight is None else weight.device, dtype=made.dtype)
+    return new.train(layer.training)
+
+
+def _measure(
+    model: nn.Module, places: dict[str, nn.Module], batches: Iterable[Any] | Tensor, forward: Forward
+) -> dict[str, Seen]:
+    """What the layers make of the batches, in evaluation mode."""
+    seen = {path: Seen() for path in places}
+    with ExitStack() as stack:
+        stack.enter_context(untouched(model))
+        stack.enter_context(torch.no_grad())
+        model.eval()
+        for path, layer in places.items():
+
+            def look(module: nn.Module, arguments: Any, made: Tensor, own: Seen = seen[path], path: str = path) -> None:
+                if not own.add(made):
+                    raise BatchNormError("it makes NaN or infinite values", where=f"{_HERE}: {path}")
+
+            stack.callback(layer.register_forward_hook(look).remove)
+        for batch in [batches] if isinstance(batches, Tensor) else batches:
+            forward(model, batch)
+    if all(each.moments is None for each in seen.values()):
+        raise no_batches(_HERE)
+    return seen
+
+
+@torch.no_grad()
+def _keep_function(path: str, norm: nn.Module, seen: Seen, bias: Tensor | None) -> None:
+    """Let a BN layer give what it is given, in evaluation, with the bias that was before it."""
+    if not isinstance(norm, _BatchNorm) or norm.running_mean is None or norm.running_var is None:
+        raise BatchNormError(
+            f"a {type(norm).__name__} depends on its input in evaluation, and cannot keep the function",
+            where=f"{_HERE}: {path}",
+            do='use norm="batch" with preserve=, or insert without it and train',
+        )
+    if norm.weight is None or norm.bias is None:
+        raise BatchNormError("a norm without gamma and beta cannot keep the function", where=f"{_HERE}: {path}")
+    if seen.moments is None or seen.count < 2:
+        raise BatchNormError(
+            "the batches of preserve= do not reach it", where=f"{_HERE}: {path}", do="give batches that do, or where="
+        )
+    mean, var = seen.moments.mean, seen.moments.var * (seen.count / (seen.count - 1))
+    # From the variance as it is stored, so that what rounding takes is given back.
+    norm.running_var.copy_(var)
+    norm.weight.copy_(torch.sqrt(norm.running_var.double() + norm.eps))
+    norm.running_mean.copy_(mean if bias is None else mean - bias.double())
+    back = norm.running_mean.double() if bias is None else norm.running_mean.double() + bias.double()
+    norm.bias.copy_(back)
+
+
+def _join(optimizers: tuple[torch.optim.Optimizer, ...], layer: nn.Module, norm: nn.Module) -> None:
+    """Give a norm's parameters to the optimiser that has the weight before them, in its group."""
+    new = list(norm.parameters())
+    own = {id(p) for p in layer.parameters()}
+    for each in optimizers:
+        for group in each.param_groups:
+            if any(id(p) in own for p in group["params"]):
+                group["params"] += new
+                return
+    if optimizers:
+        optimizers[0].param_groups[0]["params"] += new

@@ -1,0 +1,225 @@
+"""What the verbs that measure statistics share: which layers, how they are watched over batches, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from batchnorm.checks import report_nonfinite
+from batchnorm.errors import BatchNormError
+from batchnorm.layers.accumulate import shown
+from batchnorm.layers.batch import _Fast
+from batchnorm.layers.switches import _turned
+from batchnorm.records import Change, Report
+from batchnorm.transforms.freeze import is_frozen
+
+Forward = Callable[[nn.Module, Any], Any]
+
+
+class Tally(Protocol):
+    """Something that adds up what one layer is given."""
+
+    def add(self, x: Tensor, mask: Tensor | None) -> bool:
+        """Take in an input; say whether its moments were finite, and so counted."""
+
+
+def sites(model: nn.Module, verb: str) -> tuple[list[tuple[str, _BatchNorm]], dict[str, str]]:
+    """Return the layers whose statistics can be measured, and the others, each with the reason.
+
+    >>> sites(nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False)), "calibrate")[1]
+    {'1': "it has no running statistics: it uses each batch's own anyway"}
+    """
+    layers: list[tuple[str, _BatchNorm]] = []
+    left: dict[str, str] = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, _BatchNorm):
+            continue
+        if module.running_mean is None or module.running_var is None:
+            left[path] = "it has no running statistics: it uses each batch's own anyway"
+        elif is_frozen(module):
+            left[path] = "it is frozen"
+        elif module.running_mean.dim() != 1:
+            left[path] = "it has statistics for every time step"
+        else:
+            layers.append((path, module))
+    if not layers:
+        reasons = "; ".join(f"{path or 'the model'}: {reason}" for path, reason in left.items())
+        raise BatchNormError(
+            f"there is no BN layer to {verb}{f' ({reasons})' if reasons else ''}",
+            where=verb,
+            do="give a model with BN layers that keep running statistics and are not frozen",
+        )
+    return layers, left
+
+
+@contextmanager
+def observing(model: nn.Module, seen: Mapping[_BatchNorm, Tally]) -> Iterator[list[bool]]:
+    """Have the layers use each batch's statistics, keep none, and tell their tallies what they are given.
+
+    Everything else of the model is in evaluation mode (the caller puts modes back). Tallies hear of it while the first
+    entry of the list that is handed out is true.
+    """
+    active = [True]
+
+    def look(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        assert isinstance(layer, _BatchNorm)
+        if not active[0]:
+            return
+        x, mask = shown(layer, arguments, keywords)
+        if isinstance(layer, _Fast) and layer.one_value == "running" and layer._has_one_value(x, mask):
+            return  # the layer does not use its moments either
+        if not seen[layer].add(x, mask):
+            report_nonfinite(False, getattr(layer, "nonfinite", "reject"), type(layer).__name__)
+
+    model.eval()
+    with ExitStack() as stack:
+        stack.enter_context(_turned(model, lambda layer: _switches(layer) if layer in seen else {}))
+        for layer in seen:
+            stack.callback(layer.register_forward_pre_hook(look, with_kwargs=True).remove)
+        yield active
+
+
+def _switches(layer: _BatchNorm) -> dict[str, Any]:
+    if isinstance(layer, _Fast):
+        return {"statistics": "batch", "update": False}
+    return {"training": True, "track_running_stats": False}
+
+
+class State:
+    """What measuring may change in a model, as it was.
+
+    >>> layer = nn.BatchNorm1d(1)
+    >>> state = State(layer, [layer])
+    >>> _ = layer.running_mean.fill_(3)
+    >>> state.put_back()
+    >>> layer.running_mean
+    tensor([0.])
+    """
+
+    def __init__(self, model: nn.Module, layers: Iterable[_BatchNorm]) -> None:
+        self.modes = [(module, module.training) for module in model.modules()]
+        self.learning = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+        tensors = [t for layer in layers for t in (*layer._parameters.values(), *layer._buffers.values())]
+        self.values = [(t, t.detach().clone()) for t in tensors if t is not None]
+
+    def value_of(self, tensor: Tensor) -> Tensor:
+        """Return what a layer's parameter or buffer was.
+
+        >>> layer = nn.BatchNorm1d(1)
+        >>> State(layer, [layer]).value_of(layer.running_var)
+        tensor([1.])
+        """
+        return next(value for own, value in self.values if own is tensor)
+
+    def put_modes_back(self) -> None:
+        """Put modes, ``requires_grad`` and gradients back, and leave the statistics."""
+        for module, training in self.modes:
+            module.training = training
+        for parameter, learns, gradient in self.learning:
+            parameter.requires_grad_(learns)
+            parameter.grad = gradient
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Put everything back."""
+        self.put_modes_back()
+        for tensor, value in self.values:
+            tensor.copy_(value)
+
+
+class Measured:
+    """A model with new statistics, what was done to it, and the way back."""
+
+    def __init__(self, model: nn.Module, state: State) -> None:
+        self.model = model
+        self.report = Report()
+        self.batches = 0
+        self._state = state
+
+    def restore(self) -> nn.Module:
+        """Put statistics, gamma, beta, modes and ``requires_grad`` back as they were, exactly; return the model."""
+        self._state.put_back()
+        return self.model
+
+    def __enter__(self) -> nn.Module:
+        return self.model
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.restore()
+
+
+@torch.no_grad()
+def replaced(path: str, layer: _BatchNorm, mean: Tensor, var: Tensor) -> Iterator[Change]:
+    """Write new running statistics into a layer, and say what they were."""
+    for name, value in (("running_mean", mean), ("running_var", var)):
+        buffer = getattr(layer, name)
+        old = short(buffer)
+        buffer.copy_(value)
+        yield Change(path, name, old, short(buffer))
+
+
+def first_of(verb: str) -> Forward:
+    """Return the way a model is called if nothing else is said: with a tensor, or the first entry of a tuple.
+
+    >>> first_of("calibrate")(nn.Identity(), (torch.ones(1), "label"))
+    tensor([1.])
+    """
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        if isinstance(batch, (tuple, list)) and batch:
+            batch = batch[0]
+        if not isinstance(batch, Tensor):
+            raise BatchNormError(
+                f"a batch is a {type(batch).__name__}, not a tensor or a tuple that begins with one",
+                where=verb,
+                do="give forward=lambda model, batch: ...",
+            )
+        return model(batch)
+
+    return forward
+
+
+def no_batches(verb: str) -> BatchNormError:
+    """Return the error for an empty stream.
+
+    >>> no_batches("calibrate")
+    BatchNormError('calibrate: there are no batches; give at least one (an iterator is used up once)')
+    """
+    return BatchNormError("there are no batches", where=verb, do="give at least one (an iterator is used up once)")
+
+
+@contextmanager
+def bar(batches: Iterable[Any], words: str, progress: bool) -> Iterator[tuple[Iterable[Any], Callable[[str], None]]]:
+    """Hand out the batches, shown as a bar on the terminal if asked for, and a function that adds words to it.
+
+    >>> with bar([1, 2], "calibrating", progress=False) as (batches, say):
+    ...     list(batches)
+    [1, 2]
+    """
+    if not progress:
+        yield batches, lambda more: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(words, total=None)
+        yield bars.track(batches, task_id=task), lambda more: bars.update(task, description=f"{words}, {more}")
+
+
+def short(tensor: Tensor) -> str:
+    """Describe a statistic of all channels in a few characters.
+
+    >>> short(torch.tensor([1.0, 2.0]))
+    '1.5 (mean of 2)'
+    """
+    values = tensor.detach().double()
+    return f"{float(values.mean()):.4g} (mean of {values.numel()})"
