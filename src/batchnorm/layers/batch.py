@@ -160,6 +160,10 @@ class _Fast(_BatchNorm):
             self._groups(x) if training else 1,
         )
 
+    def _shares(self) -> bool:
+        """Whether other processes have a part in this layer's statistics."""
+        return False
+
     def _of_all(self, local: Moments) -> Moments:
         """Merge moments that were taken here with those of everybody who shares the batch."""
         return local

@@ -126,6 +126,9 @@ class Synchronised(_Fast):
         parts = Moments(rows[:, 0], rows[:, 1 : 1 + self.num_features], rows[:, 1 + self.num_features :])
         return merged(parts), line, all_flags
 
+    def _shares(self) -> bool:
+        return active(self._held, type(self).__name__) is not None
+
     def _of_all(self, local: Moments) -> Moments:
         group = active(self._held, type(self).__name__)
         return local if group is None else self._exchange(local, OBSERVE | UPDATE, group)[0]

@@ -117,6 +117,13 @@ def calibrate(
     """
     _check(formula, until, max_batches)
     layers, left = sites(model, "calibrate")
+    shared = [path for path, layer in layers if isinstance(layer, _Fast) and layer._shares()]
+    if shared and process_group is None:
+        raise BatchNormError(
+            f"{shared[0] or 'the model'} shares its statistics with other processes, and this one would measure alone",
+            where="calibrate",
+            do="pass process_group=torch.distributed.group.WORLD (or the layers' own group)",
+        )
     together = Together(process_group, "calibrate")
     if not inplace:
         model = copy_model(model)

@@ -13,8 +13,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
-from batchnorm.graph import Call, Graph, trace
+from batchnorm.graph import trace
 from batchnorm.layers.accumulate import Seen
 from batchnorm.layers.family import make_norm
 from batchnorm.layers.normed import Normed, append_norm
