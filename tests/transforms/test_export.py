@@ -1,9 +1,7 @@
 """What is written to a file gives what the model gives: torch.export and ONNX, after a fold."""
 
 import importlib.util
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +9,9 @@ from torch import nn
 
 import batchnorm as bn
 from batchnorm.transforms import export as module_of_export
+from zoo import ZOO, perturb
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from zoo import ZOO, perturb
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the exporters' own
 needs_onnx = pytest.mark.skipif(
