@@ -11,8 +11,6 @@ import batchnorm as bn
 from batchnorm.transforms import export as module_of_export
 from zoo import ZOO, perturb
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # the exporters' own
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
