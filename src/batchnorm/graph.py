@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks_always_called,
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
@@ -31,6 +36,9 @@ _LOOKS = frozenset(
         "__set__", "__delete__",
     }
 )  # fmt: skip
+
+
+_GLOBAL_FLAGS = (_global_forward_hooks_always_called, _global_forward_hooks_with_kwargs)
 
 
 def trace(
@@ -141,6 +149,8 @@ class _Recorder(TorchFunctionMode):
         finally:
             for handle in handles:
                 handle.remove()
+                for flags in _GLOBAL_FLAGS:  # torch forgets these
+                    flags.pop(handle.id, None)
 
     def _for_scripted(self, scripted: list[nn.Module]) -> tuple[Callable[..., None], Callable[..., None]]:
         def enter(module: nn.Module, args: Any) -> None:

@@ -171,6 +171,13 @@ class _Folding:
         """Whether a call hands on what it is given, now that some layers are gone."""
         return call.passes or (call.kind == "module" and type(self.rest.get(call.target)) is nn.Identity)
 
+    def _keeps_rows(self, call: Call) -> bool:
+        """Whether a call only arranges the rows of a tensor anew: each keeps its numbers, in the last axis."""
+        if call.kind != "function" or call.name not in _RESHAPES or len(call.inputs) != 1 or len(call.outputs) != 1:
+            return False
+        old, new = (self.graph.values[v] for v in (*call.inputs, *call.outputs))
+        return old.dtype == new.dtype and bool(old.shape and new.shape) and old.shape[-1] == new.shape[-1]
+
     # ---- the layer before
 
     def _into_the_one_before(self, calls: list[Call], affine: Affine) -> list[New] | str:
@@ -196,6 +203,7 @@ class _Folding:
 
     def _look_back(self, value: int, route: set[str]) -> Call | str:
         """The linear call that made a value, past what does nothing in evaluation."""
+        normalised, reshaped = value, ""
         while True:
             if self.graph.feeds_output(value):
                 return "the model also returns what it reads"
@@ -209,11 +217,16 @@ class _Folding:
             if self._transparent(call):
                 value = call.inputs[0]
                 continue
+            if self._keeps_rows(call):
+                value, reshaped = call.inputs[0], call.name
+                continue
+            if reshaped and not (call.kind == "module" and isinstance(call.target, LINEAR)):
+                return f"{reshaped} (a function) stands before it"
             if call.kind != "module":
                 return f"{call.name} (a function) stands before it"
             if call.target in self.rest:
                 return f"the activation or residual of {call.name} stands before it"
-            return self._fit(call, value)
+            return self._fit(call, normalised)
 
     def _fit(self, call: Call, value: int) -> Call | str:
         """The call, if its layer can take up a scale and a shift of its outputs."""
@@ -244,7 +257,7 @@ class _Folding:
                 return False
             if readers[0] in norms:
                 return _main(readers[0]) == value and list(readers[0].arguments.values()).count(value) == 1
-            if not self._transparent(readers[0]):
+            if not (self._transparent(readers[0]) or self._keeps_rows(readers[0])):
                 return False
             value = readers[0].outputs[0]
         return False
@@ -318,6 +331,9 @@ class _Folding:
                     module._modules[name] = rest
         where = ", ".join(f"{change.name} ({place} it)" for change in into)
         self.changes.append(Change(path, "folded", type(norm).__name__, f"into {where}"))
+
+
+_RESHAPES = frozenset({"reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze"})
 
 
 def _main(call: Call) -> int | None:
