@@ -143,8 +143,7 @@ class _Recorder(TorchFunctionMode):
             if scripted:  # they take no hooks of their own, but those that are for every module reach them
                 enter, leave = self._for_scripted(scripted)
                 handles.append(register_module_forward_pre_hook(enter))
-                # Not with_kwargs: torch 2.13 does not take that back when the handle is removed.
-                handles.append(register_module_forward_hook(leave, always_call=True))
+                handles.append(register_module_forward_hook(leave, with_kwargs=True, always_call=True))
             yield
         finally:
             for handle in handles:
@@ -157,9 +156,9 @@ class _Recorder(TorchFunctionMode):
             if module in scripted:
                 self._enter(module, args, {})
 
-        def leave(module: nn.Module, args: Any, result: Any) -> None:
+        def leave(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
             if module in scripted:
-                self._leave(module, args, {}, result)
+                self._leave(module, args, kwargs, result)
 
         return enter, leave
 
