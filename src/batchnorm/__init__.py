@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from batchnorm.layers.sync import SyncBatchNorm
     from batchnorm.memory import keep_freed_memory
     from batchnorm.optim import param_groups
+    from batchnorm.transforms.accelerate import accelerate
     from batchnorm.transforms.adapt import adapt
     from batchnorm.transforms.convert import convert
     from batchnorm.transforms.freeze import freeze, unfreeze
+    from batchnorm.transforms.fuse import fuse
 
 __version__ = "0.1.0"
 
@@ -68,10 +70,12 @@ _HOME = {
     "SyncBatchNorm": "layers.sync",
     "keep_freed_memory": "memory",
     "param_groups": "optim",
+    "accelerate": "transforms.accelerate",
     "adapt": "transforms.adapt",
     "convert": "transforms.convert",
     "freeze": "transforms.freeze",
     "unfreeze": "transforms.freeze",
+    "fuse": "transforms.fuse",
     "functional": "",
     "kernels": "",
     "reference": "",
@@ -98,11 +102,13 @@ __all__ = [
     "Ramp",
     "SplitBatchNorm",
     "SyncBatchNorm",
+    "accelerate",
     "accumulate",
     "adapt",
     "convert",
     "freeze",
     "functional",
+    "fuse",
     "keep_freed_memory",
     "kernels",
     "make_norm",

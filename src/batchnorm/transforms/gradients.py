@@ -1,0 +1,175 @@
+"""The other half of a certificate, for verbs after which training goes on: the same gradients and statistics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from batchnorm.errors import NotEquivalent
+from batchnorm.graph import call_with
+from batchnorm.preserve import modes, untouched
+from batchnorm.records import Certificate
+
+Forward = Callable[[nn.Module, Any], Any]
+# Of a tensor's largest number: what rounding may do to a gradient on its way through a deep network.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 1e-1, torch.float16: 2e-2}
+_SMALL = 1e-2  # a tensor smaller than this share of the largest of its kind counts as if it were that large
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step gave: by kind (outputs, gradients, buffers) and name; None where there is no gradient."""
+
+    kinds: dict[str, dict[str, Tensor | None]]
+
+
+def step(model: nn.Module, example: Any, run: Forward = call_with) -> Step:
+    """Run forward and backward once, in the model's mode, and leave the model and the random states as they were.
+
+    >>> found = step(nn.Linear(2, 1, bias=False), torch.ones(3, 2))
+    >>> {kind: list(named) for kind, named in found.kinds.items()}
+    {'outputs': ['output 0'], 'gradients': ['weight', 'input 0'], 'buffers': []}
+
+    The loss is a fixed random combination of all outputs, so that no gradient cancels by symmetry.
+    """
+    leaves: list[Tensor] = []
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if not value.dtype.is_floating_point:
+            return value.clone()
+        leaves.append(value.detach().clone().requires_grad_())
+        return leaves[-1].clone()  # a model may write into what it is given
+
+    with untouched(model), torch.enable_grad():
+        outputs = [t for t in tree_leaves(run(model, tree_map(leaf, example))) if isinstance(t, Tensor)]
+        outputs = [t for t in outputs if t.dtype.is_floating_point]
+        learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        sources = {**learning, **{f"input {i}": t for i, t in enumerate(leaves)}}
+        draw = torch.Generator().manual_seed(0)
+        total: Any = 0.0
+        for output in outputs:
+            weights = torch.randn(output.shape, generator=draw, dtype=torch.float64).to(output)
+            if output.requires_grad:
+                total = total + (output * weights).sum()
+        found: Any = [None] * len(sources)
+        if isinstance(total, Tensor) and sources:
+            found = torch.autograd.grad(total, list(sources.values()), allow_unused=True)
+        buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+    return Step(
+        {
+            "outputs": {f"output {i}": t.detach().clone() for i, t in enumerate(outputs)},
+            "gradients": dict(zip(sources, found, strict=True)),
+            "buffers": dict(buffers),
+        }
+    )
+
+
+def apart(old: Step, new: Step) -> dict[str, tuple[float, float, torch.dtype]]:
+    """Return, of every tensor of a step, the largest difference: absolute, and as a share of its largest number.
+
+    >>> a, b = (Step({"gradients": {"w": torch.tensor([1.0, x])}}) for x in (4.0, 3.0))
+    >>> apart(a, b)
+    {'gradients of w': (1.0, 0.25, torch.float32)}
+    """
+    found: dict[str, tuple[float, float, torch.dtype]] = {}
+    for kind, named in old.kinds.items():
+        largest = max((_size(t) for t in named.values() if t is not None), default=0.0)
+        for name, a in named.items():
+            b = new.kinds[kind].get(name)
+            if a is None and b is None:
+                continue
+            like = a if a is not None else b
+            assert like is not None
+            if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+                missing = a is None or b is None
+                # A gradient that is missing on one side and zero on the other is the same for an optimiser's user.
+                size = _size(like) if missing else float("inf")
+                found[f"{kind} of {name}"] = (size, size and float("inf"), like.dtype)
+                continue
+            if a.numel() == 0:
+                continue
+            x, y = a.double(), b.double()
+            same = (x == y) | (x.isnan() & y.isnan())
+            gap = float(torch.where(same, 0.0, (x - y).abs()).nan_to_num(nan=float("inf")).max())
+            scale = max(_size(a), _SMALL * largest)
+            found[f"{kind} of {name}"] = (gap, gap / scale if gap else 0.0, a.dtype)
+    return found
+
+
+def verify_gradients(
+    before: nn.Module,
+    after: nn.Module,
+    example: Any,
+    *,
+    verb: str,
+    forward: Forward | None = None,
+    tolerance: float | None = None,
+) -> Certificate:
+    """Compare a step of two models, in the mode they are in, in training and in evaluation; raise if they differ.
+
+    >>> layer = nn.BatchNorm1d(3)
+    >>> print(verify_gradients(layer, layer, torch.randn(8, 3), verb="nothing"))
+    gradients differ by at most 0 (0 of the largest) on 1 input; allowed: 0.0001 of the largest
+
+    Compared are the gradients of all parameters and of the inputs, the outputs, and the buffers after the step. A
+    tensor's difference counts relative to its largest number. Where that is above what is allowed, the same step in
+    float64 is asked: the new model passes if it is at most twice as far from it as the old one was, since a gradient
+    that is zero but for rounding (a bias before BN has one) has no digits to compare.
+    """
+    run = forward or call_with
+    worst, share, allowed = 0.0, 0.0, tolerance or 0.0
+    own = [(m.training, n.training) for m, n in zip(before.modules(), after.modules(), strict=False)]
+    ways: list[bool | None] = [True, False] if len({pair for pair in own}) == 1 else [None, True, False]
+    with modes(before), modes(after):
+        for mode in ways:
+            if mode is not None:
+                before.train(mode)
+                after.train(mode)
+            old, new = step(before, example, run), step(after, example, run)
+            for name, (absolute, relative, dtype) in apart(old, new).items():
+                limit = TOLERANCE.get(dtype, 0.0) if tolerance is None else tolerance
+                if not relative <= limit:
+                    limit = max(limit, 2 * _own_error(before, example, run, old, new, name, limit))
+                    if not relative <= limit:
+                        raise NotEquivalent(
+                            f"{name} would differ by {absolute:.3g} ({relative:.2g} of the largest, allowed: "
+                            f"{limit:.2g}) in {'the mode it is in' if mode is None else 'training' if mode else 'eval'}",
+                            where=verb,
+                            do="the model was left as it was; allow more with tolerance= only if you know why",
+                        )
+                allowed = max(allowed, limit)
+                if not name.startswith("outputs"):
+                    worst, share = max(worst, absolute), max(share, relative)
+    return Certificate(worst, share, allowed, 1, "gradients")
+
+
+def _own_error(
+    before: nn.Module, example: Any, run: Forward, old: Step, new: Step, name: str, allowed: float
+) -> float:
+    """How far the old model's tensor is from the same in float64; 0 where that cannot be asked, or the new is worse."""
+    try:
+        exact = step(copy.deepcopy(before).double(), _double(example), run)
+    except Exception:
+        return 0.0
+    rounded = Step({k: {n: t if t is None else t.double() for n, t in v.items()} for k, v in old.kinds.items()})
+    changed = Step({k: {n: t if t is None else t.double() for n, t in v.items()} for k, v in new.kinds.items()})
+    was, now = (apart(exact, side).get(name, (0.0, 0.0, None))[1] for side in (rounded, changed))
+    # Two roundings of the same truth are as far apart as their sum.
+    return was + now if now <= max(2 * was, allowed) else 0.0
+
+
+def _double(example: Any) -> Any:
+    return tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.dtype.is_floating_point else t, example)
+
+
+def _size(tensor: Tensor) -> float:
+    finite = tensor[tensor.isfinite()] if tensor.numel() else tensor
+    return float(finite.double().abs().max()) if finite.numel() else 0.0
