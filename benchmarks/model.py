@@ -11,11 +11,11 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from networks import MobileNetV2, ResNet18
 
 import batchnorm as bn
 from batchnorm.records import RecordFile
 from batchnorm.transforms.accelerate import in_layout, measure
+from networks import MobileNetV2, ResNet18
 
 SUBJECTS = {
     "ResNet-18, 32x32": (ResNet18, 32, "contiguous"),

@@ -124,11 +124,12 @@ def verify_gradients(
     tensor's difference counts relative to its largest number. Rounding alone can do more than that allows: a value
     that is zero but for rounding falls on the other side of a ReLU's kink, and a share of the gradient with it. So
     where the difference is above the tolerance, the old model is asked how far its own step moves when its parameters
-    are changed by a unit in the last place; the new one may be `KINKS` times as far away, and the certificate says
-    what was allowed. And in float64, where this does not happen, a few samples must give the same to 1e-9.
+    are changed by a unit in the last place; the new one may be `KINKS` times as far away. And in float64, where this
+    does not happen, a few samples must give the same to 1e-9: then the certificate is that of float64.
     """
     run = forward or call_with
     worst, share, allowed = 0.0, 0.0, tolerance or 0.0
+    exact = (-1.0, -1.0)  # not asked
     own = {m.training for m in before.modules()}
     ways: list[bool | None] = [True, False] if len(own) == 1 else [None, True, False]
     with modes(before), modes(after):
@@ -143,7 +144,7 @@ def verify_gradients(
                 kind = name.split()[0]
                 if not relative <= limit and tolerance is None:
                     if moved is None:
-                        _same_in_float64(before, after, example, run, verb)
+                        exact = max(exact, _in_float64(before, after, example, run, verb))
                         moved = _rounding(before, example, run, old)
                     limit = max(limit, KINKS * moved.get(kind, 0.0))
                 if not relative <= limit:
@@ -157,21 +158,31 @@ def verify_gradients(
                 if kind != "outputs":
                     allowed = max(allowed, limit)
                     worst, share = max(worst, absolute), max(share, relative)
+    if exact[0] >= 0:
+        what = f"gradients in float64 (float32: {share:.2g}, as rounding alone moves them)"
+        return Certificate(*exact, TOLERANCE[torch.float64], 1, what)
     return Certificate(worst, share, allowed, 1, "gradients")
 
 
-def _same_in_float64(before: nn.Module, after: nn.Module, example: Any, run: Forward, verb: str) -> None:
+def _in_float64(before: nn.Module, after: nn.Module, example: Any, run: Forward, verb: str) -> tuple[float, float]:
+    """The largest differences of a step with a few samples in float64; negative where that cannot be asked."""
     try:
         pair = [step(copy.deepcopy(m).double(), double(few_samples(example)), run) for m in (before, after)]
     except Exception:  # a batch that cannot be cut, or an operation without float64
         try:
             pair = [step(copy.deepcopy(m).double(), double(example), run) for m in (before, after)]
         except Exception:
-            return
+            return -1.0, -1.0
+    worst, share = 0.0, 0.0
     for name, (absolute, relative, dtype) in apart(*pair).items():
         if not relative <= TOLERANCE.get(dtype, 0.0):
-            raise NotEquivalent(f"in float64, {name} would differ by {absolute:.3g} ({relative:.2g} of the largest)",
-                                where=verb, do="the model was left as it was")  # fmt: skip
+            raise NotEquivalent(
+                f"in float64, {name} would differ by {absolute:.3g} ({relative:.2g} of the largest)",
+                where=verb,
+                do="the model was left as it was",
+            )
+        worst, share = max(worst, absolute), max(share, relative)
+    return worst, share
 
 
 def _rounding(before: nn.Module, example: Any, run: Forward, old: Step, draws: int = 3) -> dict[str, float]:
