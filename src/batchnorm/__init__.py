@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from batchnorm.layers.sync import SyncBatchNorm
     from batchnorm.memory import keep_freed_memory
     from batchnorm.optim import param_groups
+    from batchnorm.transforms.accelerate import accelerate
     from batchnorm.transforms.adapt import adapt
     from batchnorm.transforms.calibrate import calibrate
     from batchnorm.transforms.convert import convert
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from batchnorm.transforms.export import export
     from batchnorm.transforms.fold import fold
     from batchnorm.transforms.freeze import freeze, unfreeze
+    from batchnorm.transforms.fuse import fuse
     from batchnorm.transforms.insert import insert
     from batchnorm.transforms.recipe import recipe
 
@@ -82,6 +84,7 @@ _HOME = {
     "SyncBatchNorm": "layers.sync",
     "keep_freed_memory": "memory",
     "param_groups": "optim",
+    "accelerate": "transforms.accelerate",
     "adapt": "transforms.adapt",
     "calibrate": "transforms.calibrate",
     "convert": "transforms.convert",
@@ -90,6 +93,7 @@ _HOME = {
     "fold": "transforms.fold",
     "freeze": "transforms.freeze",
     "unfreeze": "transforms.freeze",
+    "fuse": "transforms.fuse",
     "insert": "transforms.insert",
     "recipe": "transforms.recipe",
     "functional": "",
@@ -119,6 +123,7 @@ __all__ = [
     "Ramp",
     "SplitBatchNorm",
     "SyncBatchNorm",
+    "accelerate",
     "accumulate",
     "adapt",
     "calibrate",
@@ -130,6 +135,7 @@ __all__ = [
     "from_flax",
     "from_keras",
     "functional",
+    "fuse",
     "insert",
     "keep_freed_memory",
     "kernels",

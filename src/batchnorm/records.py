@@ -162,6 +162,7 @@ class Report:
     changes: tuple[Change, ...] = ()
     left: Mapping[str, str] = field(default_factory=dict)
     certificate: Certificate | None = None
+    gradients: Certificate | None = None  # of verbs after which training goes on
 
     def to_json(self) -> str:
         """Serialise what was done and what was measured.
@@ -189,8 +190,7 @@ class Report:
         if self.left:
             lines.append(f"{len(self.left)} left alone")
             lines += [f"  {path or 'the model'}: {reason}" for path, reason in self.left.items()]
-        if self.certificate is not None:
-            lines.append(str(self.certificate))
+        lines += [str(measured) for measured in (self.certificate, self.gradients) if measured is not None]
         return "\n".join(lines)
 
 

@@ -1,0 +1,85 @@
+"""A full training step (forward, backward, SGD) of whole networks: stock torch beside batchnorm.accelerate.
+
+    python benchmarks/model.py [--steps 15] [--compile] [--json model.json]
+
+All contenders take turns in one process; the figures are lower quartiles of the times, and medians of the ratios of
+neighbouring steps with their quartiles.
+"""
+
+import argparse
+import copy
+
+import torch
+import torch.nn.functional as F
+
+import batchnorm as bn
+from batchnorm.records import RecordFile
+from batchnorm.transforms.accelerate import in_layout, measure
+from networks import MobileNetV2, ResNet18
+
+SUBJECTS = {
+    "ResNet-18, 32x32": (ResNet18, 32, "contiguous"),
+    "MobileNetV2, 64x64": (MobileNetV2, 64, "contiguous"),
+    "MobileNetV2, 64x64, channels_last": (MobileNetV2, 64, "channels_last"),
+}
+
+
+def training_step(model, x, target):
+    model.train()
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+    def step():
+        sgd.zero_grad()
+        F.cross_entropy(model(x), target).backward()
+        sgd.step()
+
+    return step
+
+
+def main():
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", default="", help="part of a subject's name")
+    parser.add_argument("--compile", action="store_true", help="torch.compile of the stock model too")
+    parser.add_argument("--json", help="write the samples here")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print(bn.kernels.describe())
+    records = []
+    for name, (kind, size, layout) in SUBJECTS.items():
+        if options.only not in name:
+            continue
+        torch.manual_seed(0)
+        user = in_layout(kind(), layout)
+        x, target = torch.randn(options.batch, 3, size, size), torch.randint(10, (options.batch,))
+        if layout == "channels_last":
+            x = x.contiguous(memory_format=torch.channels_last)
+        faster, report = bn.accelerate(user, x, loss=lambda y, target=target: F.cross_entropy(y, target))
+        chosen = report.chosen.partition(", ")[2] or layout
+        models = {f"torch, {layout} (as it was)": copy.deepcopy(user)}
+        if chosen != layout:
+            models[f"torch, {chosen}"] = in_layout(copy.deepcopy(user), chosen)
+        if options.compile:
+            models["torch.compile"] = torch.compile(copy.deepcopy(user))
+        models["accelerate"] = faster
+        times = measure({n: training_step(m, x, target) for n, m in models.items()}, options.steps, warm_up=3)
+        print(f"\n{name}, batch {options.batch}, {options.threads} threads; chosen: {report.chosen}")
+        print(f"  {report.certificate}\n  {report.gradients}")
+        ours = times[-1]
+        for found in times:
+            contender = found.setting["contender"]
+            ratios = sorted(a / b for a, b in zip(found.samples, ours.samples, strict=True))
+            low, middle, high = (ratios[int(q * (len(ratios) - 1))] for q in (0.25, 0.5, 0.75))
+            print(
+                f"  {contender:<34} {1e3 * found.quantile(0.25):8.1f} ms   accelerate is "
+                f"{found.quantile(0.25) / ours.quantile(0.25):.2f}x (pairs: {middle:.2f}, {low:.2f} to {high:.2f})"
+            )
+            records.append(type(found)("time", {"subject": name, **found.setting}, found.samples, "s"))
+    if options.json:
+        RecordFile("model", vars(options), tuple(records)).write(options.json)
+
+
+if __name__ == "__main__":
+    main()
