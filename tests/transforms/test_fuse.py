@@ -420,7 +420,7 @@ def test_gradients_that_differ_are_found():
     assert verify_gradients(old, new, images(torch.float32), verb="test", tolerance=0.1).relative > 1e-4
     moved = copy.deepcopy(old.double())
     moved.bn.momentum = 0.2
-    with pytest.raises(NotEquivalent, match="buffers of bn.running_mean"):
+    with pytest.raises(NotEquivalent, match=r"buffers of bn\.running_mean"):
         verify_gradients(old, moved, images(), verb="test")
 
 

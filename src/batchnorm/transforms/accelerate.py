@@ -28,7 +28,8 @@ _WORTH = 1.02  # a layout that gains less than this is not worth a change
 class Acceleration(Report):
     """A report with the measured times of a training step: the model as it was, and each way that was tried.
 
-    >>> was, now = (Measurement("time", {"contender": n}, (t,) * 3, "s") for n, t in (("as it was", 3.0), ("fused", 2.0)))
+    >>> seconds = {"as it was": 3.0, "fused": 2.0}
+    >>> was, now = (Measurement("time", {"contender": n}, (t,) * 3, "s") for n, t in seconds.items())
     >>> print(Acceleration(times=(was, now), chosen="fused"))
     no modules changed
     a training step: 3 s as it was, 2 s now (fused): 1.50x faster (1.50 to 1.50, 3 steps each)

@@ -109,12 +109,12 @@ class _Fusing:
         norms = self._exchange()
         self.graphs = list(self._watch())
         tails: dict[nn.Module, _Tail] = {}
-        for norm in norms:
-            tail = self._tail(norm)
+        for layer in norms:
+            tail = self._tail(layer)
             if isinstance(tail, _Tail):
-                tails[norm] = tail
+                tails[layer] = tail
             else:
-                self.left[self.paths[norm]] = f"not fused: {tail}"
+                self.left[self.paths[layer]] = f"not fused: {tail}"
         for norm in self._fuse_modules(tails):
             del tails[norm]
         by_scope: dict[str, dict[nn.Module, _Tail]] = {}
@@ -310,7 +310,7 @@ class _Fusing:
         return found
 
     def _try(
-        self, block: nn.Module, scope: str, made: type[nn.Module], fused: dict[nn.Module, Any], inputs: list[Any]
+        self, block: nn.Module, scope: str, made: type[nn.Module], fused: dict[Any, Any], inputs: list[Any]
     ) -> str:
         """Give the module its class and compare a step with the old one's; take it back if they differ."""
         assert all(isinstance(norm, _Fast) for norm in fused)
@@ -336,7 +336,7 @@ class _Fusing:
                 if not relative <= TOLERANCE.get(dtype, 0.0):
                     reason = f"the new code of {scope or 'the model'} gives other {name}"
         for norm, (activation, slope) in kept.items():
-            norm.activation, norm.negative_slope = activation, slope  # type: ignore[assignment]
+            norm.activation, norm.negative_slope = activation, slope
         if reason:
             block.__class__ = was
         else:

@@ -11,6 +11,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -194,31 +195,34 @@ def _match(
 def _match_one(norm: fx.Node, want: Wanted, block: nn.Module, order: Mapping[fx.Node, int]) -> _Match | str:
     if len(norm.args) != 1 or norm.kwargs or not isinstance(norm.args[0], fx.Node):
         return "it is called with more than one tensor"
-    x, last, chain, residual = norm.args[0], norm, [], None
+    x = norm.args[0]
+    last, residual = norm, None
+    chain: list[fx.Node] = []
     if want.residual:
-        last = _reader(last)
-        if last is None:
+        summed = _reader(norm)
+        if summed is None:
             return "several read what it makes"
-        added = _addends(last)
+        added = _addends(summed)
         if added is None:
-            return f"{last} follows, which is not a plain sum"
+            return f"{summed} follows, which is not a plain sum"
         first, second, inplace = added
         residual = second if first is norm else first
         if not isinstance(residual, fx.Node) or residual is norm:
             return "it is added to a constant, or to itself"
         if inplace and first is not norm:
             return "it is added in place to something that others may hold"
-        chain.append(last)
+        chain.append(summed)
+        last = summed
     does: Fused = (None, 0.0)
     if want.activation:
-        last = _reader(last)
-        if last is None:
+        activated = _reader(last)
+        if activated is None:
             return "several read what goes into the activation"
-        activation = _activation(last, block)
+        activation = _activation(activated, block)
         if isinstance(activation, str):
             return activation
         does = activation
-        chain.append(last)
+        chain.append(activated)
     # The fused call stands where the last one stood: what it reads must still be what it was.
     for held, since in ((x, norm), (residual, chain[0])):
         users = [user for user in held.users if user not in chain] if held is not None else []
@@ -268,7 +272,7 @@ def activation_of(module: nn.Module) -> Fused | None:
     (('leaky_relu', 0.2), None)
     """
     kind = type(module)
-    if kind is nn.LeakyReLU:
+    if isinstance(module, nn.LeakyReLU) and kind is nn.LeakyReLU:
         return ("leaky_relu", float(module.negative_slope)) if module.negative_slope >= 0 else None
     name = {nn.ReLU: "relu", nn.ReLU6: "relu6"}.get(kind)  # type: ignore[call-overload]
     return None if name is None else (name, 0.0)
@@ -276,7 +280,7 @@ def activation_of(module: nn.Module) -> Fused | None:
 
 def _replace(graph: fx.Graph, match: _Match) -> None:
     last = match.chain[-1]
-    named = {} if match.residual is None else {"residual": match.residual}
+    named: dict[str, Any] = {} if match.residual is None else {"residual": match.residual}
     with graph.inserting_before(last):
         new = graph.call_module(str(match.norm.target), match.norm.args, named)
     last.replace_all_uses_with(new)
@@ -349,9 +353,7 @@ def make(recipe: Recipe) -> type[nn.Module]:
 
 
 def _compiled(source: str, names: Mapping[str, Any]) -> Callable[..., Any]:
-    import importlib
-
-    space = {k: importlib.import_module(v.name) if isinstance(v, _Named) else v for k, v in names.items()}
+    space: dict[str, Any] = {k: import_module(v.name) if isinstance(v, _Named) else v for k, v in names.items()}
     exec(compile(source, "<fused>", "exec"), space)
     function: Callable[..., Any] = space["forward"]
     return function
