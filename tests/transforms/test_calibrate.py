@@ -269,6 +269,14 @@ def test_parts_are_merged_when_there_are_many():
     assert calibrated.standard_errors[""][0] == pytest.approx(1000**-0.5, rel=0.4)
 
 
+def test_the_error_of_the_variance_counts_how_far_parts_lie_apart():
+    """Parts of the same variance whose means are equally far from the common one say the same of the variance."""
+    far = Moments(torch.full((4,), 8.0), torch.tensor([[-3.0], [3.0], [-3.0], [3.0]]), torch.ones(4, 1))
+    of_mean, of_var = home.standard_errors(far)
+    assert of_var == pytest.approx(0.0, abs=1e-6)
+    assert of_mean == pytest.approx((4 / 3 * 4 * 9 / 16 / 10) ** 0.5)
+
+
 def test_constant_channels_have_no_error():
     parts = Moments(torch.full((3,), 4.0), torch.ones(3, 2), torch.zeros(3, 2))
     assert home.standard_errors(parts) == (0.0, 0.0)

@@ -63,6 +63,8 @@ def test_schedules_run_six_times_as_fast(make):
     scheduler = make(optimizer)
     changes = bn.recipe(optimizer, 5, scheduler=scheduler)
     assert [c.path for c in changes].count("scheduler") == 1
+    assert [g["initial_lr"] for g in optimizer.param_groups] == [1.5, 0.5]
+    assert scheduler.get_last_lr() == [g["lr"] for g in optimizer.param_groups]
     fast = rates(scheduler, 10)
     assert fast == pytest.approx([5 * rate for rate in slow[::6]], rel=1e-6)
 
