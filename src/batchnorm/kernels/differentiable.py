@@ -232,8 +232,8 @@ class _Native(torch.autograd.Function):
         if dy.stride() != ctx.strides:
             dy = torch.empty_like(x).copy_(dy)
         dx = torch.empty_like(x)
-        dweight = torch.empty_like(weight, dtype=torch.float32) if weight is not None and needs[1] else None
-        dbias = torch.empty_like(bias, dtype=torch.float32) if bias is not None and needs[2] else None
+        dweight = _FLOAT32.new_empty(setting.like[1]) if weight is not None and needs[1] else None
+        dbias = _FLOAT32.new_empty(setting.like[1]) if bias is not None and needs[2] else None
         dresidual = torch.empty_like(x) if needs[3] and setting.activation != "none" else None
         if setting.reduce is None:
             _call(
