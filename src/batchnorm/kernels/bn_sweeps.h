@@ -167,23 +167,18 @@ INLINE void NAME(write_row)(const bn_args *a, int64_t i, int64_t c0, int64_t c1,
     }
 }
 
-INLINE void NAME(sweep_matrix)(const call *k, int64_t r, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * columns,
-                               double *sum, double *product, int backward, int keep, int act, int aux, int bf16) {
+INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * columns,
+                             double *sum, double *product, int backward, int keep, int act, int aux, int bf16) {
     const bn_args copy = *k->a, *a = &copy;
     const NAME(columns) w = *columns;
     const int64_t n = k->columns;
-    int64_t done = r, end;
-    for (; next_span(a->mask, &r, &end, r1); done = r) {
-        if (sum) {
-            for (; r + 8 <= end; r += 8)
-                NAME(sum_rows)(a, r * n, n, 8, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
-            for (; r < end; r++) NAME(sum_rows)(a, r * n, n, 1, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
-        } else {
-            for (; done < r; done++) NAME(clear)(a, done * n + c0, c1 - c0);
-            for (; r < end; r++) NAME(write_row)(a, r * n, c0, c1, &w, backward, keep, act, aux, bf16);
-        }
+    if (sum) {
+        for (; r + 8 <= r1; r += 8)
+            NAME(sum_rows)(a, r * n, n, 8, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
+        for (; r < r1; r++) NAME(sum_rows)(a, r * n, n, 1, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
+    } else {
+        for (; r < r1; r++) NAME(write_row)(a, r * n, c0, c1, &w, backward, keep, act, aux, bf16);
     }
-    for (; !sum && done < r1; done++) NAME(clear)(a, done * n + c0, c1 - c0);
 }
 
 /* ---- the specialised copies --------------------------------------------------------------------------------- */
@@ -249,18 +244,29 @@ static void NAME(runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t from, i
     }
 }
 
-static void NAME(matrix)(const call *k, int64_t r0, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * w,
-                         double *sums, double *products) {
+static void NAME(same_rows)(const call *k, int64_t r0, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * w,
+                            double *sums, double *products) {
     const bn_args *a = k->a;
     const int backward = a->operation >= BN_BACKWARD_TRAIN, keep = a->out_residual != NULL;
     const int64_t key = KEY(a->activation, a->aux, a->dtype), plain = KEY(BN_NONE, BN_AUX_NONE, a->dtype);
-#define FORWARD_SUM(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, sums, products, 0, 0, act, aux, bf16)
-#define FORWARD_WRITE(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, NULL, NULL, 0, 0, act, aux, bf16)
-#define BACKWARD_SUM(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, sums, products, 1, 0, act, aux, bf16)
-#define BACKWARD_WRITE(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 0, act, aux, bf16)
-#define KEPT_SUM(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, sums, products, 1, 1, act, aux, bf16)
-#define KEPT_WRITE(act, aux, bf16) NAME(sweep_matrix)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 1, act, aux, bf16)
+#define FORWARD_SUM(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, sums, products, 0, 0, act, aux, bf16)
+#define FORWARD_WRITE(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, NULL, NULL, 0, 0, act, aux, bf16)
+#define BACKWARD_SUM(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, sums, products, 1, 0, act, aux, bf16)
+#define BACKWARD_WRITE(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 0, act, aux, bf16)
+#define KEPT_SUM(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, sums, products, 1, 1, act, aux, bf16)
+#define KEPT_WRITE(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 1, act, aux, bf16)
 #include "bn_copies.h"
+}
+
+/* Rows r0..r1, or the marked ones among them; the others become 0 when output is written. */
+static void NAME(matrix)(const call *k, int64_t r0, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * w,
+                         double *sums, double *products) {
+    int64_t done = r0, r = r0, end;
+    for (; next_span(k->a->mask, &r, &end, r1); r = done = end) {
+        for (; !sums && done < r; done++) NAME(clear)(k->a, done * k->columns + c0, c1 - c0);
+        NAME(same_rows)(k, r, end, c0, c1, w, sums, products);
+    }
+    for (; !sums && done < r1; done++) NAME(clear)(k->a, done * k->columns + c0, c1 - c0);
 }
 #undef KEY
 #undef COPY
