@@ -17,7 +17,8 @@ import batchnorm as bn
 def main(folder):
     layer, x = bn.SyncBatchNorm(4), torch.randn(4, 4)
     for _ in range(2):
-        dist.init_process_group("gloo", timeout=timedelta(seconds=6))
+        # Long enough for a rank that starts late: the timeout is also that of the first meeting.
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
         layer(x)
         rank = dist.get_rank()
         dist.barrier()
