@@ -46,11 +46,11 @@ def size_of(name):
 
 def subject(family, name):
     """A model without weights from the network, in evaluation mode, and an example."""
+    vision = torchvision()  # timm imports it, too
     if family == "timm":
         timm = pytest.importorskip("timm")
         model = timm.create_model(name, pretrained=False)
     else:
-        vision = torchvision()
         home = {"vision": vision.models, "segmentation": vision.models.segmentation, "video": vision.models.video,
                 "detection": vision.models.detection}[family]  # fmt: skip
         options = {"weights_backbone": None} if family in ("segmentation", "detection") else {}
