@@ -13,7 +13,7 @@ TORCHVISION = (
 )  # fmt: skip
 SEGMENTATION = ("fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 VIDEO = ("r3d_18", "r2plus1d_18")
-DETECTION = ("retinanet_resnet50_fpn",)  # its backbone has frozen layers of its own class
+DETECTION = ("retinanet_resnet50_fpn",)  # of which the backbone with its pyramid is run
 TIMM = (
     "resnet26d", "seresnet18", "mobilenetv3_small_050", "efficientnet_lite0", "mixnet_s", "repvgg_a0", "dla34",
     "hrnet_w18_small", "ghostnet_100", "regnetx_002", "densenet121", "tresnet_m", "cspresnet50", "levit_128s",
