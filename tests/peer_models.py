@@ -13,7 +13,7 @@ TORCHVISION = (
 )  # fmt: skip
 SEGMENTATION = ("fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
 VIDEO = ("r3d_18", "r2plus1d_18")
-DETECTION = ("retinanet_resnet50_fpn",)  # its backbone has frozen layers of its own class
+DETECTION = ("retinanet_resnet50_fpn",)  # of which the backbone with its pyramid is run
 TIMM = (
     "resnet26d", "seresnet18", "mobilenetv3_small_050", "efficientnet_lite0", "mixnet_s", "repvgg_a0", "dla34",
     "hrnet_w18_small", "ghostnet_100", "regnetx_002", "densenet121", "tresnet_m", "cspresnet50", "levit_128s",
@@ -46,11 +46,11 @@ def size_of(name):
 
 def subject(family, name):
     """A model without weights from the network, in evaluation mode, and an example."""
+    vision = torchvision()  # timm imports it, too
     if family == "timm":
         timm = pytest.importorskip("timm")
         model = timm.create_model(name, pretrained=False)
     else:
-        vision = torchvision()
         home = {"vision": vision.models, "segmentation": vision.models.segmentation, "video": vision.models.video,
                 "detection": vision.models.detection}[family]  # fmt: skip
         options = {"weights_backbone": None} if family in ("segmentation", "detection") else {}

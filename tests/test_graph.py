@@ -93,6 +93,17 @@ def test_attributes_that_are_tensors_have_a_producer():
     assert graph.producer(graph.of("fc")[0].inputs[0]).name == "mT"
 
 
+def test_a_tensor_that_only_lends_its_shape_is_not_read():
+    def forward(m, x):
+        y = m.fc(x)
+        return m.bn(y.flatten(0, 1)).reshape_as(y) + torch.zeros_like(y) + y.new_zeros(1)
+
+    model = Run(forward, fc=nn.Linear(3, 4), bn=nn.BatchNorm1d(4)).eval()
+    graph = bn.trace(model, torch.randn(2, 5, 3))
+    assert readers(graph, graph.of("fc")[0].outputs[0]) == ["flatten"]
+    assert readers(graph, graph.of("bn")[0].outputs[0]) == ["reshape_as"]
+
+
 def test_functions_that_read_a_layers_weights():
     model = Run(lambda m, x: F.conv2d(m.conv(x), m.conv.weight), conv=nn.Conv2d(3, 3, 1))
     graph = bn.trace(model, X)

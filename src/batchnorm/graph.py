@@ -38,6 +38,11 @@ _LOOKS = frozenset(
 )  # fmt: skip
 
 
+# These look at the shape of their other argument, or of their only one, and not at its numbers.
+_AS = frozenset({"reshape_as", "view_as", "expand_as", "type_as"})
+_LIKES = frozenset(
+    {"zeros_like", "ones_like", "empty_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_empty"}
+)
 _GLOBAL_FLAGS = (_global_forward_hooks_always_called, _global_forward_hooks_with_kwargs)
 
 
@@ -197,7 +202,7 @@ class _Recorder(TorchFunctionMode):
         given = [tensor for tensor, _ in before.values()]
         read = self._read(given)
         slots = {**{str(i): a for i, a in enumerate(args)}, **kwargs}
-        arguments = {slot: self.known[id(a)] for slot, a in slots.items() if isinstance(a, Tensor)}
+        arguments = {slot: self.known[id(a)] for slot, a in slots.items() if id(a) in before}
         written = [t for t, version in before.values() if _version(t) != version or (version < 0 and _writes(target))]
         results = tensors_in(result)
         made = {id(t): t for t in results}
@@ -238,7 +243,7 @@ class _Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         if self.entered or name in _LOOKS:
             return func(*args, **kwargs)
-        before = _versions(args, kwargs)
+        before = {} if name in _LIKES else _versions(args[:1], {}) if name in _AS else _versions(args, kwargs)
         result = func(*args, **kwargs)
         if name == "__get__":  # an attribute: x.T is a call, x.shape is a look
             if not tensors_in(result):

@@ -73,9 +73,11 @@ def test_modules_under_two_paths():
 
 def test_a_norm_under_two_paths_is_replaced_in_both():
     model = made(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
-    model = Run(lambda m, x: m.bn(m.fc(x)), fc=model[0], bn=model[1], table=nn.ModuleDict({"bn": model[1]}))
+    model = Run(
+        lambda m, x: m.bn(m.fc(x)), fc=model[0], bn=model[1], table=nn.ModuleDict({"bn": model[1]}), also=model[1]
+    )
     folded, _ = bn.fold(model, drawn(5, 3))
-    assert folded.table["bn"] is folded.bn
+    assert folded.table["bn"] is folded.also is folded.bn
     assert type(folded.bn) is nn.Identity
 
 
