@@ -74,7 +74,7 @@ def _tuple(example: Any) -> tuple[Any, ...]:
 
 
 def _run_onnx(file: Path, example: Any) -> list[Tensor]:
-    import onnxruntime  # type: ignore[import-untyped]
+    import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     given = [tensor.detach().cpu().contiguous().numpy() for tensor in tensors_in(example)]
