@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from batchnorm import functional, kernels, reference
     from batchnorm.conventions import from_flax, from_keras, to_flax, to_keras
     from batchnorm.distributed.shuffle import shuffled
+    from batchnorm.doctor.check import check
+    from batchnorm.doctor.fix import fix
+    from batchnorm.doctor.monitor import monitor
     from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch, NotEquivalent
     from batchnorm.graph import trace
     from batchnorm.layers.accumulate import accumulate
@@ -58,6 +61,9 @@ _HOME = {
     "to_flax": "conventions",
     "to_keras": "conventions",
     "shuffled": "distributed.shuffle",
+    "check": "doctor.check",
+    "fix": "doctor.fix",
+    "monitor": "doctor.monitor",
     "BatchNormError": "errors",
     "BatchNormWarning": "errors",
     "NonFiniteBatch": "errors",
@@ -127,9 +133,11 @@ __all__ = [
     "accumulate",
     "adapt",
     "calibrate",
+    "check",
     "convert",
     "drop_bias",
     "export",
+    "fix",
     "fold",
     "freeze",
     "from_flax",
@@ -140,6 +148,7 @@ __all__ = [
     "keep_freed_memory",
     "kernels",
     "make_norm",
+    "monitor",
     "no_update",
     "param_groups",
     "recipe",

@@ -147,6 +147,31 @@ class Certificate:
         )
 
 
+SEVERITIES = ("error", "warning", "advice")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing the doctor found: which rule, in which module, in one sentence, with the numbers that show it.
+
+    >>> print(Finding("BN203", "poisoned-statistics", "error", "bn1", "running_var has 1 NaN", {"nan": 1}))
+    bn1: BN203 poisoned-statistics: running_var has 1 NaN
+    """
+
+    code: str
+    name: str
+    severity: str
+    path: str
+    sentence: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    repair: str = ""
+    fix: str = "none"  # what `fix` can do about it: "safe", "unsafe" or "none"
+    step: int | None = None  # of a training run: the optimiser steps that were done when it happened
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the model'}: {self.code} {self.name}: {self.sentence}"
+
+
 @dataclass(frozen=True)
 class Report:
     """Everything a verb changed, and every place it left alone, with the reason.

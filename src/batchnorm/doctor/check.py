@@ -1,0 +1,82 @@
+"""``check``: every rule that can look at what was given, once; the model is left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from batchnorm.doctor.codes import chosen
+from batchnorm.doctor.findings import Findings
+from batchnorm.doctor.rule import NEEDS
+from batchnorm.doctor.subject import BATCHES, Forward, Subject
+from batchnorm.errors import BatchNormError
+from batchnorm.graph import check_ready
+from batchnorm.preserve import untouched
+from batchnorm.records import Finding
+from batchnorm.transforms.freeze import Optimizers, check_optimizers
+
+
+def check(
+    model: nn.Module | Mapping[str, Tensor],
+    example: Any = None,
+    data: Iterable[Any] | None = None,
+    optimizer: Optimizers = None,
+    *,
+    forward: Forward | None = None,
+    before: nn.Module | None = None,
+    process_group: Any = None,
+    select: Iterable[str] = (),
+    ignore: Iterable[str] = (),
+    max_batches: int = BATCHES,
+) -> Findings:
+    """Look for the classic Batch Normalization bugs in a model, or in the tensors of a checkpoint.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    >>> print(check(model, torch.randn(4, 3, 8, 8), select=["BN101"]))
+    advice   0: BN101 bias-before-norm: its bias of 8 values does nothing: 1 subtracts the mean
+    1 advice
+
+    The more is given, the more rules can look: ``example`` is what the model is called with (a tensor, a tuple of
+    arguments, a dictionary of named ones), ``data`` batches of it (pairs with labels, or anything that
+    ``forward(model, batch)`` can take; a DataLoader too), ``optimizer`` one or several, ``before`` the model before it
+    was converted, pruned or folded by another tool, ``process_group`` the ranks that train it together (every one of
+    them calls this). ``findings.skipped`` says which rules could not look, and what they lack. Rules that look on while
+    training runs are in `batchnorm.monitor`.
+    """
+    rules = chosen(tuple(select), tuple(ignore))
+    if isinstance(model, nn.Module):
+        check_ready(model, "check")
+        optimizers = tuple(check_optimizers(model, optimizer, "check"))
+        subject = Subject(
+            model, example, data, optimizers, before=before, forward=forward, process_group=process_group,
+            max_batches=max_batches,
+        )  # fmt: skip
+    elif isinstance(model, Mapping) and all(isinstance(value, Tensor) for value in model.values()):
+        subject = Subject(state=model)
+    else:
+        raise BatchNormError(
+            f"this is a {type(model).__name__}", where="check", do="give an nn.Module, or the state_dict of one"
+        )
+    found: list[Finding] = []
+    skipped: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    if subject.model is not None and subject.example is not None:
+        _ = subject.graph  # a model that raises is said at once, not rule by rule
+    for code, rule in rules.items():
+        lacks = NEEDS["run"] if rule.look is None else subject.lacks(rule.needs)
+        if lacks:
+            skipped[code] = f"needs {lacks}"
+            continue
+        assert rule.look is not None
+        try:
+            if subject.model is None:
+                found += rule.look(subject)
+            else:
+                with untouched(subject.model):
+                    found += rule.look(subject)
+        except Exception as error:
+            failed[code] = f"{type(error).__name__}: {error}"
+    return Findings(found, skipped, failed, subject)

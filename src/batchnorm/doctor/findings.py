@@ -1,0 +1,97 @@
+"""What a check or a monitored run came to: findings in order, and the rules that could not look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, overload
+
+from batchnorm.records import SEVERITIES, Finding, _plain
+
+if TYPE_CHECKING:
+    from batchnorm.doctor.subject import Subject
+
+
+class Findings(Sequence[Finding]):
+    """Findings, the gravest first.
+
+    >>> findings = Findings([Finding("BN203", "poisoned-statistics", "error", "bn1", "running_var has 1 NaN")])
+    >>> len(findings), findings.codes, bool(findings.errors)
+    (1, ('BN203',), True)
+    >>> print(findings)
+    error    bn1: BN203 poisoned-statistics: running_var has 1 NaN
+    1 error
+
+    ``skipped`` has the rules that could not look and what they lacked; ``failed`` those that broke on this model, with
+    their error: a bug of ours, worth a report.
+    """
+
+    def __init__(
+        self,
+        found: Iterable[Finding],
+        skipped: Mapping[str, str] | None = None,
+        failed: Mapping[str, str] | None = None,
+        subject: Subject | None = None,
+    ) -> None:
+        self._found = sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), finding.code))
+        self.skipped, self.failed = dict(skipped or {}), dict(failed or {})
+        self.subject = subject
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The codes that were found, each once.
+
+        >>> Findings([]).codes
+        ()
+        """
+        return tuple(dict.fromkeys(finding.code for finding in self._found))
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings that are errors.
+
+        >>> Findings([]).errors
+        []
+        """
+        return [finding for finding in self._found if finding.severity == "error"]
+
+    def to_json(self) -> str:
+        """Serialise the findings, and which rules could not look.
+
+        >>> json.loads(Findings([], {"BN201": "needs data"}).to_json())["skipped"]
+        {'BN201': 'needs data'}
+        """
+        content = {"findings": [asdict(f) for f in self._found], "skipped": self.skipped, "failed": self.failed}
+        return json.dumps(_plain(content), indent=1, allow_nan=False, default=str)
+
+    def __str__(self) -> str:
+        lines = [f"{finding.severity:<8} {finding}" for finding in self._found]
+        lines += [f"{code} failed here: {why}" for code, why in self.failed.items()]
+        return "\n".join([*lines, self.counted()])
+
+    def counted(self) -> str:
+        """Say how many findings of which severity there are.
+
+        >>> Findings([]).counted()
+        'nothing found'
+        """
+        counts = [(s, sum(f.severity == s for f in self._found)) for s in SEVERITIES]
+        words = [f"{n} {s}{'s' if n > 1 and s != 'advice' else ''}" for s, n in counts if n]
+        return ", ".join(words) or "nothing found"
+
+    @overload
+    def __getitem__(self, index: int) -> Finding: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Finding]: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self._found[index]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self._found)
+
+    def __repr__(self) -> str:
+        return f"<Findings: {self.counted()}>"

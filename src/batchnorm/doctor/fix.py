@@ -1,0 +1,90 @@
+"""``fix``: repair what was found, through the transforms, on a copy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from batchnorm.doctor.codes import RULES
+from batchnorm.doctor.findings import Findings
+from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.subject import Forward
+from batchnorm.records import Certificate, Change, Finding, Report
+from batchnorm.transforms.freeze import Optimizers, check_optimizers
+from batchnorm.transforms.verify import verify
+
+
+def fix(
+    model: nn.Module,
+    findings: Iterable[Finding],
+    *,
+    optimizer: Optimizers = None,
+    unsafe: bool = False,
+    example: Any = None,
+    data: Iterable[Any] | None = None,
+    forward: Forward | None = None,
+) -> tuple[nn.Module, Report]:
+    """Return a repaired copy of the model, and the report with its certificate.
+
+    >>> import torch
+    >>> from batchnorm import check
+    >>> x = torch.randn(4, 3, 8, 8)
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    >>> repaired, report = fix(model, check(model, x, select=["BN101"]))
+    >>> repaired[0].bias is None, len(check(repaired, x, select=["BN101"]))
+    (True, 0)
+
+    Only what is safe is repaired, unless ``unsafe`` is true; what is left has its reason in the report. ``example``,
+    ``data``, ``forward`` and the optimisers are those of the check unless given. The optimisers follow to the copy
+    with their groups and state; if anything raises, neither they nor the model have changed. If every repair keeps the
+    function in evaluation mode the certificate says that it did, else how far the outputs moved.
+    """
+    subject = findings.subject if isinstance(findings, Findings) else None
+    wanted = list(findings)
+    if optimizer is None and subject is not None and subject.model is model:
+        optimizers = subject.optimizers
+    else:
+        optimizers = tuple(check_optimizers(model, optimizer, "fix"))
+    batches = tuple(data) if data is not None else tuple(subject.batches) if subject else ()
+    copied, followers = copy.deepcopy((model, optimizers))
+    patient = Patient(
+        copied,
+        followers,
+        example if example is not None else subject.example if subject else None,
+        batches,
+        forward or (subject._forward if subject else None),
+    )
+    changes: list[Change] = []
+    left: dict[str, str] = {}
+    keeps = True
+    for code, rule in RULES.items():
+        own = [finding for finding in wanted if finding.code == code]
+        reparable = [f for f in own if rule.fix and (f.fix == "safe" or (unsafe and f.fix == "unsafe"))]
+        for finding in own:
+            if finding not in reparable:
+                why = "its repair is not safe (unsafe=True)" if finding.fix == "unsafe" else "no repair by machine"
+                left[finding.path] = f"{code}: {why}: {finding.repair}"
+        if reparable:
+            assert rule.fix is not None
+            report = rule.fix(patient, reparable)
+            changes += report.changes
+            left.update({path: f"{code}: {why}" for path, why in report.left.items() if _named(path, reparable)})
+            keeps = keeps and (rule.keeps or not report.changes)
+    certificate = _certify(model, patient, keeps) if changes and patient.example is not None else None
+    for mine, follower in zip(optimizers, patient.optimizers, strict=True):
+        mine.param_groups[:] = follower.param_groups
+        mine.state = follower.state
+    return patient.model, Report(tuple(changes), left, certificate)
+
+
+def _named(path: str, findings: list[Finding]) -> bool:
+    return any(finding.path == path for finding in findings)
+
+
+def _certify(model: nn.Module, patient: Patient, keeps: bool) -> Certificate:
+    before, after = copy.deepcopy(model).eval(), copy.deepcopy(patient.model).eval()
+    tolerance = None if keeps else float("inf")
+    return verify(before, after, patient.example, verb="fix", forward=patient.forward, tolerance=tolerance)

@@ -1,0 +1,37 @@
+"""A model under repair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from batchnorm.doctor.subject import Forward
+from batchnorm.errors import BatchNormError
+
+
+@dataclass
+class Patient:
+    """A model under repair: a copy, with copies of its optimisers, and what the repairs may need.
+
+    A rule's ``fix`` changes ``model`` (it may put another in its place, as the verbs do, giving them ``optimizers``).
+    """
+
+    model: nn.Module
+    optimizers: tuple[Optimizer, ...] = ()
+    example: Any = None
+    batches: tuple[Any, ...] = ()
+    forward: Forward | None = None
+
+    def need(self, what: str, code: str) -> Any:
+        """Return the example or the batches; say so if there are none."""
+        value = getattr(self, what)
+        if value is None or (what == "batches" and not value):
+            raise BatchNormError(
+                f"repairing {code} needs {'data' if what == 'batches' else 'an example'}",
+                where="fix",
+                do=f"give {'data=' if what == 'batches' else 'example='}, or leave its findings out",
+            )
+        return value

@@ -1,0 +1,233 @@
+"""What the doctor looks at: a model or a checkpoint, and whatever else was given; facts are found once and kept."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from batchnorm.dataflow import Graph
+from batchnorm.errors import BatchNormError
+from batchnorm.graph import call_with, trace
+from batchnorm.nested import fresh, tensors_in
+from batchnorm.preserve import untouched
+from batchnorm.transforms.calibrate import Calibrated, calibrate
+
+Forward = Callable[[nn.Module, Any], Any]
+BATCHES = 64  # of data, at most, unless more are asked for
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The tensors of one BN layer, of a live model or of a checkpoint (then there is no ``layer``)."""
+
+    path: str
+    weight: Tensor | None
+    bias: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+    layer: _BatchNorm | None = None
+
+    @property
+    def eps(self) -> float:
+        """What is added to the variance; of a checkpoint, torch's default."""
+        return 1e-5 if self.layer is None else float(self.layer.eps)
+
+
+class Subject:
+    """A model and what is known of it.
+
+    >>> subject = Subject(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), example=torch.randn(8, 3))
+    >>> [norm.path for norm in subject.norms], subject.lacks(("model", "data"))
+    (['1'], 'batches of data (data=)')
+
+    ``batches`` are at most ``max_batches`` of ``data``; the example is the first of them unless one is given. A batch
+    that is a tuple or list stands for (input, labels, ...); ``forward(model, batch)`` says so otherwise.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        example: Any = None,
+        data: Iterable[Any] | None = None,
+        optimizers: tuple[Optimizer, ...] = (),
+        *,
+        before: nn.Module | None = None,
+        forward: Forward | None = None,
+        state: Mapping[str, Tensor] | None = None,
+        process_group: Any = None,
+        max_batches: int = BATCHES,
+    ) -> None:
+        self.model, self.before, self.optimizers = model, before, optimizers
+        self.state = state
+        self.process_group = process_group
+        self.loader = data if isinstance(data, DataLoader) else None
+        self.batches: list[Any] = [] if data is None else list(itertools.islice(data, max_batches))
+        self._forward = forward
+        if example is None and self.batches:
+            example = self._input(self.batches[0])
+        self.example = example
+
+    # ---- what there is
+
+    def lacks(self, needs: tuple[str, ...]) -> str:
+        """Say what is missing of some needs; nothing if all is there.
+
+        >>> Subject(nn.ReLU()).lacks(("model",))
+        ''
+        """
+        from batchnorm.doctor.rule import NEEDS
+
+        has = {
+            "tensors": self.model is not None or self.state is not None,
+            "model": self.model is not None,
+            "example": self.example is not None,
+            "data": bool(self.batches),
+            "labels": self.labelled,
+            "loader": self.loader is not None,
+            "optimizer": bool(self.optimizers),
+            "before": self.before is not None,
+            "ranks": self.process_group is not None,
+            "run": False,
+        }
+        return " and ".join(NEEDS[need] for need in needs if not has[need])
+
+    @property
+    def net(self) -> nn.Module:
+        """The model, of a rule that needs one."""
+        assert self.model is not None
+        return self.model
+
+    @cached_property
+    def norms(self) -> list[Norm]:
+        """The BN layers, each once, of the model or of the checkpoint."""
+        if self.model is not None:
+            return [
+                Norm(path, m.weight, m.bias, m.running_mean, m.running_var, m.num_batches_tracked, m)
+                for path, m in self.layers
+            ]
+        return list(_norms_in(self.state or {}))
+
+    @cached_property
+    def layers(self) -> list[tuple[str, _BatchNorm]]:
+        """The live BN layers, each once, by path."""
+        return [(path, m) for path, m in self.net.named_modules() if isinstance(m, _BatchNorm)]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The dataflow of one run on the example, in evaluation mode."""
+        with untouched(self.net):
+            try:
+                return trace(self.net.eval(), self.example, forward=self._forward)
+            except BatchNormError:
+                raise
+            except Exception as error:
+                raise BatchNormError(
+                    f"the model raised {type(error).__name__} on the example: {_first_line(error)}",
+                    where="check",
+                    do="give an example that the model accepts (example=, --input)",
+                ) from error
+
+    @cached_property
+    def labelled(self) -> bool:
+        """Whether the batches come with class labels."""
+        return bool(self.batches) and all(self.labels(batch) is not None for batch in self.batches)
+
+    def labels(self, batch: Any) -> Tensor | None:
+        """The class labels of a batch: its second entry, if that is one whole number an example."""
+        if not isinstance(batch, (tuple, list)) or len(batch) < 2 or not isinstance(batch[1], Tensor):
+            return None
+        labels, first = batch[1], tensors_in(batch[0])
+        whole = not labels.dtype.is_floating_point and labels.dtype is not torch.bool
+        fits = labels.dim() == 1 and bool(first) and first[0].dim() > 0 and len(labels) == len(first[0])
+        return labels if whole and fits else None
+
+    # ---- running it
+
+    def run(self, model: nn.Module, example: Any) -> Any:
+        """Call a model with a copy of an example, as the user said."""
+        given = fresh(example)
+        return call_with(model, given) if self._forward is None else self._forward(model, given)
+
+    def run_batch(self, model: nn.Module, batch: Any) -> Any:
+        """Call a model with a copy of a batch."""
+        return self.run(model, self._input(batch))
+
+    def _input(self, batch: Any) -> Any:
+        if self._forward is not None:
+            return batch
+        return batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+
+    @contextmanager
+    def looking(
+        self, look: Callable[[str, nn.Module, tuple[Any, ...], Any], None], wanted: Callable[[nn.Module], bool]
+    ) -> Iterator[nn.Module]:
+        """Have ``look(path, module, arguments, result)`` called after every call of the wanted modules.
+
+        The model may be put into any mode, and is as it was afterwards; nothing has gradients.
+        """
+        model = self.net
+        with untouched(model), torch.no_grad():
+            for path, module in model.named_modules():
+                if wanted(module):
+                    module.register_forward_hook(
+                        lambda module, given, result, path=path: look(path, module, given, result)  # type: ignore[misc]
+                    )
+            yield model
+
+    @cached_property
+    def outputs(self) -> list[list[Tensor]]:
+        """What the model gives for every batch (or for the example) in evaluation mode."""
+        return self.outputs_of(self.net)
+
+    def outputs_of(self, model: nn.Module) -> list[list[Tensor]]:
+        """What some model gives for every batch (or for the example) in evaluation mode; it is left as it was."""
+        with untouched(model), torch.no_grad():
+            model.eval()
+            inputs = [self._input(batch) for batch in self.batches] or [self.example]
+            return [tensors_in(self.run(model, given)) for given in inputs]
+
+    def accuracy(self, outputs: list[list[Tensor]]) -> float | None:
+        """The share of examples whose largest output is their label; None where that makes no sense."""
+        if not self.labelled:
+            return None
+        right = total = 0
+        for batch, given in zip(self.batches, outputs, strict=True):
+            labels = self.labels(batch)
+            if labels is None or not given or given[0].dim() != 2 or len(given[0]) != len(labels):
+                return None
+            right += int((given[0].argmax(1).cpu() == labels.cpu()).sum())
+            total += len(labels)
+        return right / total if total else None
+
+    @cached_property
+    def calibration(self) -> tuple[nn.Module, Calibrated]:
+        """A copy of the model with the exact statistics of the data (`batchnorm.calibrate`), and how exact they are."""
+        model = copy.deepcopy(self.net)
+        return calibrate(model, self.batches, forward=self.run_batch, progress=False, inplace=True)
+
+
+def _norms_in(state: Mapping[str, Tensor]) -> Iterator[Norm]:
+    for key in state:
+        if key.rpartition(".")[2] == "running_mean":
+            prefix = key[: -len("running_mean")]
+            weight, bias, mean, var, count = (state.get(prefix + name) for name in _TENSORS)
+            yield Norm(prefix.rstrip("."), weight, bias, mean, var, count)
+
+
+_TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["(no message)"])[0][:300]
