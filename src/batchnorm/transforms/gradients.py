@@ -131,11 +131,12 @@ def verify_gradients(
     gradients differ by at most 0 (0 of the largest) on 1 input; allowed: 0.0001 of the largest
 
     Compared are the gradients of all parameters and of the inputs, the outputs, and the buffers after the step, with a
-    few samples of the example: they tell two functions apart as well as all of them. A tensor's difference counts relative to its largest number. Rounding alone can do more than that allows: a value
-    that is zero but for rounding falls on the other side of a ReLU's kink, and a share of the gradient with it. So
-    where the difference is above the tolerance, the old model is asked how far its own step moves when its parameters
-    are changed by a unit in the last place; the new one may be `KINKS` times as far away. And in float64, where this
-    does not happen, they must give the same to 1e-9: then the certificate is that of float64.
+    few samples of the example: they tell two functions apart as well as all of them. A tensor's difference counts
+    relative to its largest number. Rounding alone can do more than that allows: a value that is zero but for rounding
+    falls on the other side of a ReLU's kink, and a share of the gradient with it. So where the difference is above the
+    tolerance, the old model is asked how far its own step moves when its parameters are changed by a unit in the last
+    place; the new one may be `KINKS` times as far away. And in float64, where this does not happen, the two must give
+    the same to 1e-9: then the certificate is that of float64.
     """
     run = forward or call_with
     example = _cut(before, example, run)
