@@ -110,6 +110,16 @@ def test_a_module_of_the_current_folder(tmp_path, monkeypatch):
     assert isinstance(load_model("here:make"), nn.ReLU)
 
 
+def test_a_package_that_cannot_be_imported_is_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "__init__.py").write_text("import no_such_package_at_all")
+    (tmp_path / "broken" / "models.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(bn.BatchNormError) as error:
+        load_model("broken.models:make")
+    assert "importing broken.models raises ModuleNotFoundError: No module named 'no_such_package" in sentence(error)
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -126,7 +136,8 @@ def test_a_module_of_the_current_folder(tmp_path, monkeypatch):
         ("{file}:leaves", ":leaves() raises SystemExit: usage: ..."),
         ("{file}:wrong", ":wrong gives a list, not a torch.nn.Module"),
         ("{file}:number", ":number gives a int, not a torch.nn.Module"),
-        ("torchvision.models:no_such", "torchvision.models has no 'no_such'"),
+        ("torch.nn:no_such", "torch.nn has no 'no_such'"),
+        ("torch.no_such:make", "there is no module 'torch.no_such'"),
     ],
 )
 def test_a_bad_model_is_one_sentence(network, spec, words):
@@ -539,6 +550,7 @@ def test_bad_batches_of_the_users_own(loader, name, words):
 
 BAD = {
     "objects.npy": (lambda: np.array([{}, []], dtype=object), "was refused, and nothing in it was run"),
+    "objects.npz": (lambda: {"x": np.array([{}, []], dtype=object)}, "was refused, and nothing in it was run"),
     "words.npy": (lambda: np.array(["a", "b"]), "of type <U1, which torch does not have"),
     "one.npy": (lambda: np.array(3.0), "holds a single number"),
     "none.npy": (lambda: X[:0], "holds no samples"),

@@ -200,7 +200,7 @@ def _arrays(file: Path) -> Any:
         with held:
             return {name: held[name] for name in held.files}
     except Exception as error:
-        if "pickle" in str(error) and "Object arrays" in str(error):
+        if "Object arrays" in str(error) or "Python objects" in str(error):
             raise BatchNormError(
                 f"{file} was refused, and nothing in it was run: it holds Python objects", do="save arrays of numbers"
             ) from error

@@ -79,16 +79,17 @@ def _module(place: str) -> ModuleType:
         return _from_file(Path(place))
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # last, so that it hides nothing that is installed
+    importlib.invalidate_caches()
     try:
-        importlib.invalidate_caches()
-        found = importlib.util.find_spec(place)
-    except (ImportError, ValueError, AttributeError):
-        found = None
-    if found is None:
-        raise BatchNormError(f"there is no module {place!r}", do="write file.py:factory or package.module:factory")
-    module = called(f"importing {place}", lambda: importlib.import_module(place))
-    assert isinstance(module, ModuleType)
-    return module
+        return called(f"importing {place}", lambda: importlib.import_module(place))  # type: ignore[no-any-return]
+    except BatchNormError as error:
+        cause = error.__cause__
+        missing = isinstance(cause, ModuleNotFoundError) and f"{place}.".startswith(f"{cause.name}.")
+        if missing or place.startswith("."):
+            raise BatchNormError(
+                f"there is no module {place!r}", do="write file.py:factory or package.module:factory"
+            ) from None
+        raise
 
 
 def _from_file(file: Path) -> ModuleType:
