@@ -7,15 +7,16 @@ import typer
 from batchnorm.bench.command import bench
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.command import race
+from batchnorm.transforms.command import calibrate, fold
 
 app = typer.Typer(
     name="batchnorm",
-    help="Batch Normalization for PyTorch: see what it buys, and make it fast.",
+    help="Batch Normalization for PyTorch: see what it buys, transform networks that have it, and make it fast.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (race, bench):
+for command in (race, calibrate, fold, bench):
     app.command()(command)
 
 
