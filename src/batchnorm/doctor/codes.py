@@ -9,6 +9,7 @@ from batchnorm.errors import BatchNormError
 
 FILES = {
     "BN101": "bias_before_norm",
+    "BN102": "decayed_affine",
     "BN201": "stale_statistics",
     "BN301": "validation_in_train_mode",
 }
