@@ -10,6 +10,8 @@ from batchnorm.errors import BatchNormError
 FILES = {
     "BN101": "bias_before_norm",
     "BN102": "decayed_affine",
+    "BN103": "contradictory_flags",
+    "BN104": "foreign_momentum",
     "BN201": "stale_statistics",
     "BN301": "validation_in_train_mode",
 }
