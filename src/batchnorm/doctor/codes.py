@@ -12,6 +12,8 @@ FILES = {
     "BN102": "decayed_affine",
     "BN103": "contradictory_flags",
     "BN104": "foreign_momentum",
+    "BN105": "partly_frozen",
+    "BN106": "sync_on_cpu",
     "BN201": "stale_statistics",
     "BN301": "validation_in_train_mode",
 }
