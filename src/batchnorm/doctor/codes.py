@@ -14,6 +14,7 @@ FILES = {
     "BN104": "foreign_momentum",
     "BN105": "partly_frozen",
     "BN106": "sync_on_cpu",
+    "BN107": "lossy_conversion",
     "BN201": "stale_statistics",
     "BN301": "validation_in_train_mode",
 }
