@@ -15,6 +15,8 @@ FILES = {
     "BN105": "partly_frozen",
     "BN106": "sync_on_cpu",
     "BN107": "lossy_conversion",
+    "BN108": "shared_norm",
+    "BN109": "low_precision_statistics",
     "BN201": "stale_statistics",
     "BN301": "validation_in_train_mode",
 }
