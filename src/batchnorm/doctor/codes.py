@@ -17,6 +17,8 @@ FILES = {
     "BN107": "lossy_conversion",
     "BN108": "shared_norm",
     "BN109": "low_precision_statistics",
+    "BN110": "wrong_axis",
+    "BN111": "degenerate_group",
     "BN201": "stale_statistics",
     "BN301": "validation_in_train_mode",
 }
