@@ -19,6 +19,8 @@ FILES = {
     "BN109": "low_precision_statistics",
     "BN110": "wrong_axis",
     "BN111": "degenerate_group",
+    "BN112": "dropout_before_norm",
+    "BN113": "dead_channel",
     "BN201": "stale_statistics",
     "BN301": "validation_in_train_mode",
 }

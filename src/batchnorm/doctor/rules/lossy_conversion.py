@@ -198,7 +198,8 @@ def _does_something(child: nn.Module, channels: int) -> bool:
 
 
 def _would_lose(layer: _BatchNorm) -> float:
-    return _difference(layer, nn.SyncBatchNorm.convert_sync_batchnorm(_alone(layer)), None)
+    bare: _BatchNorm = nn.SyncBatchNorm.convert_sync_batchnorm(_alone(layer))  # type: ignore[no-untyped-call]
+    return _difference(layer, bare, None)
 
 
 def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
@@ -213,11 +214,12 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
         assert isinstance(now, _BatchNorm)
         assert isinstance(was, _BatchNorm)
         new = copy.deepcopy(was).train(now.training)
-        for tensors, theirs in ((new._parameters, now._parameters), (new._buffers, now._buffers)):
-            tensors.update({name: t for name, t in theirs.items() if name in tensors})  # type: ignore[attr-defined]
+        new._parameters.update({name: p for name, p in now._parameters.items() if name in new._parameters})
+        new._buffers.update({name: t for name, t in now._buffers.items() if name in new._buffers})
         if isinstance(now, (nn.SyncBatchNorm, Synchronised)):
-            new, report = convert(new, "sync", process_group=vars(now).get("process_group"), inplace=True)  # type: ignore[assignment]
-            left.update({path: f"not synchronised: {why}" for why in report.left.values()})
+            _, report = convert(new, "sync", process_group=vars(now).get("process_group"), inplace=True)
+            if report.left:
+                left[path] = f"not synchronised: {next(iter(report.left.values()))}"
         changes.append(Change(path, "class", type(now).__name__, type(new).__name__))
         for owner in list(patient.model.modules()):
             for name, child in owner._modules.items():

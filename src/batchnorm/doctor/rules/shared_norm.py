@@ -103,7 +103,9 @@ def _sites(subject: Subject, layers: list[_BatchNorm]) -> dict[_BatchNorm, list[
         return _watched(subject, layers, runs, False)
 
 
-def _watched(subject: Subject, layers: list[_BatchNorm], runs: list[Any], training: bool) -> dict[_BatchNorm, list[Site]]:
+def _watched(
+    subject: Subject, layers: list[_BatchNorm], runs: list[Any], training: bool
+) -> dict[_BatchNorm, list[Site]]:
     seen: dict[_BatchNorm, list[list[Site]]] = {layer: [] for layer in layers}
     count: dict[_BatchNorm, int] = {}
 
@@ -134,14 +136,7 @@ def _watched(subject: Subject, layers: list[_BatchNorm], runs: list[Any], traini
 
 def _furthest(sites: list[Site]) -> tuple[float, float, bool]:
     """Of all pairs of calls: how far the means and the variances are apart at most, and whether that is more than chance."""
-    moments = []
-    for means, squares in sites:
-        n = len(means)
-        mean = means.mean(0)
-        spread = squares - 2 * mean * means + mean.square()  # of each sample, about the common mean
-        var = spread.mean(0)
-        errors = [(t.std(0) if n > 1 else torch.full_like(mean, math.inf)) / math.sqrt(n) for t in (means, spread)]
-        moments.append((n, mean, var, *errors))
+    moments = [_moments(*site) for site in sites]
     off = ratio = 0.0
     different = False
     for (n, mean, var, e_mean, e_var), (k, mean2, var2, e_mean2, e_var2) in itertools.combinations(moments, 2):
@@ -156,6 +151,15 @@ def _furthest(sites: list[Site]) -> tuple[float, float, bool]:
             different = True
         off, ratio = max(off, d), max(ratio, r)
     return off, min(ratio, 50.0), different
+
+
+def _moments(means: Tensor, squares: Tensor) -> tuple[int, Tensor, Tensor, Tensor, Tensor]:
+    """The number of samples, their mean and variance by channel, and the standard errors of both."""
+    n, mean = len(means), means.mean(0)
+    spread = squares - 2 * mean * means + mean.square()  # of each sample, about the common mean
+    unknown = torch.full_like(mean, math.inf)
+    of_mean, of_var = ((t.std(0) if n > 1 else unknown) / math.sqrt(n) for t in (means, spread))
+    return n, mean, spread.mean(0), of_mean, of_var
 
 
 def _rms(values: Tensor) -> float:

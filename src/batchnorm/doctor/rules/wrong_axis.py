@@ -48,7 +48,20 @@ from batchnorm.records import Finding
 from batchnorm.transforms.insert import _ACTIVATION_MODULES, _ACTIVATIONS
 
 _SAME_SHAPE_MODULES = (*_ACTIVATION_MODULES, _DropoutNd, nn.Identity, _BatchNorm)
-_SAME_SHAPE = {*_ACTIVATIONS, "dropout", "add", "sub", "mul", "div", "truediv", "contiguous", "clone", "detach", "float", "to"}
+_SAME_SHAPE = {
+    *_ACTIVATIONS,
+    "dropout",
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "truediv",
+    "contiguous",
+    "clone",
+    "detach",
+    "float",
+    "to",
+}
 _LAST = (nn.Embedding, nn.RNNBase, nn.LayerNorm, MultiheadAttention)  # make sequences with the features last, always
 _RESHAPES = {"view", "reshape"}
 FACTOR, SHARE = 2.0, 0.02  # of the variance between features, against that between positions
@@ -144,7 +157,9 @@ def _maker(graph: Graph, value: int) -> Call | None:
             return None
         same = isinstance(call.target, _SAME_SHAPE_MODULES) if call.kind == "module" else call.name in _SAME_SHAPE
         shape = graph.values[value].shape
-        before = [v for v in call.inputs if graph.values[v].shape == shape and graph.values[v].source in ("call", "input")]
+        before = [
+            v for v in call.inputs if graph.values[v].shape == shape and graph.values[v].source in ("call", "input")
+        ]
         if not same or not before:
             return call
         made = [v for v in before if graph.values[v].producer is not None]
