@@ -32,7 +32,9 @@ class Functional(nn.Module):
 SICK = {
     "directly": lambda: rows(nn.Dropout(0.5), nn.BatchNorm1d(8)),
     "a linear layer between": lambda: rows(nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8), nn.BatchNorm1d(8)),
-    "a convolution between": lambda: images(nn.Conv2d(3, 8, 3), nn.Dropout2d(0.3), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)),
+    "a convolution between": lambda: images(
+        nn.Conv2d(3, 8, 3), nn.Dropout2d(0.3), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
+    ),
     "ours": lambda: rows(nn.Dropout(0.5), bn.BatchNorm1d(8)),
     "a function": lambda: {"model": Functional(0.5), "example": torch.randn(8, 3, 8, 8)},
     "a little": lambda: rows(nn.Dropout(0.1), nn.BatchNorm1d(8), n=2048),

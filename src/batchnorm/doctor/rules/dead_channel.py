@@ -56,8 +56,10 @@ def _of(norm: Norm) -> Iterator[Finding]:
             faded = None
         else:
             yield RULE.found(
-                norm.path, f"its gamma is zero in all {size} channels, after {_batches(norm)} batches: it gives its beta "
-                "whatever it is given", "see whether gamma learns (requires_grad, the optimiser's parameters)",
+                norm.path,
+                f"its gamma is zero in all {size} channels, after {_batches(norm)} batches: it gives its beta "
+                "whatever it is given",
+                "see whether gamma learns (requires_grad, the optimiser's parameters)",
                 channels=size, dead=size, gamma_zero=size,
             )  # fmt: skip
             return

@@ -71,8 +71,8 @@ def look(subject: Subject) -> Iterator[Finding]:
                 kind = "of maps of one pixel" if maps else "of the input"
                 yield RULE.found(
                     path,
-                    f"{_name(module)} of {tuple(x.shape)} normalises over one value {kind}: the output is constant (for "
-                    f"another input it differs by {made:.1g})",
+                    f"{_name(module)} of {tuple(x.shape)} normalises over one value {kind}: the output is constant "
+                    f"(for another input it differs by {made:.1g})",
                     "fewer groups (GroupNorm(1, channels) is a layer norm), or larger maps",
                     # The size of a map depends on the image's, and another example may do; (batch, channels) stays so.
                     severity="warning" if maps and isinstance(module, nn.GroupNorm) else "error",

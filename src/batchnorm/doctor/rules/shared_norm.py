@@ -1,8 +1,8 @@
 """One BN layer fed from several places: its running statistics fit none of them.
 
 ## What it does
-Finds BN layers that are called several times in one forward pass, and measures the moments of what each call gives them:
-by how many standard deviations the means are apart, and by which factor the variances.
+Finds BN layers that are called several times in one forward pass, and measures the moments of what each call gives
+them: by how many standard deviations the means are apart, and by which factor the variances.
 
 ## Why is this bad?
 In training every call is normalised with its own batch; the running statistics take all of them in turn. If the calls
@@ -34,7 +34,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,8 +74,8 @@ def look(subject: Subject) -> Iterator[Finding]:
             continue
         yield RULE.found(
             path,
-            f"it is called {calls} times in a pass, on different distributions: means up to {off:.2g} standard deviations "
-            f"apart, variances by a factor of {math.exp(ratio):.2g}",
+            f"it is called {calls} times in a pass, on different distributions: means up to {off:.2g} standard "
+            f"deviations apart, variances by a factor of {math.exp(ratio):.2g}",
             "one BN layer for each place, or bn.DomainBatchNorm, which keeps the statistics apart",
             calls=calls, mean_apart=off, variance_ratio=math.exp(ratio), samples=len(sites[0][0]) if sites else 0,
         )  # fmt: skip
@@ -95,12 +96,16 @@ Site = tuple[Tensor, Tensor]  # of every sample: the means of its values and of 
 
 def _sites(subject: Subject, layers: list[_BatchNorm]) -> dict[_BatchNorm, list[Site]]:
     """What each call of the layers is given, over the first batches, normalised as in training if that is possible."""
-    batches = subject.batches[:BATCHES]
-    runs = [lambda m, b=b: subject.run_batch(m, b) for b in batches] or [lambda m: subject.run(m, subject.example)]  # type: ignore[misc]
+    runs: list[Callable[[nn.Module], Any]] = [partial(_run, subject, batch) for batch in subject.batches[:BATCHES]]
+    runs = runs or [partial(subject.run, example=subject.example)]
     try:
         return _watched(subject, layers, runs, not subject.waits)
     except ValueError:  # one value per channel somewhere
         return _watched(subject, layers, runs, False)
+
+
+def _run(subject: Subject, batch: Any, model: nn.Module) -> Any:
+    return subject.run_batch(model, batch)
 
 
 def _watched(
@@ -135,7 +140,7 @@ def _watched(
 
 
 def _furthest(sites: list[Site]) -> tuple[float, float, bool]:
-    """Of all pairs of calls: how far the means and the variances are apart at most, and whether that is more than chance."""
+    """Of all pairs of calls: how far means and variances are apart at most, and whether that is more than chance."""
     moments = [_moments(*site) for site in sites]
     off = ratio = 0.0
     different = False
