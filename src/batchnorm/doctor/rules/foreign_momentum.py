@@ -69,7 +69,7 @@ def _momentum(path: str, momentum: float) -> Iterator[Finding]:
         )  # fmt: skip
     elif momentum >= FOREIGN:
         batches = (2 - momentum) / momentum  # as many independent batches as have the variance of the average
-        average = f"the running statistics are an average of {batches:.2g} batches"
+        average = f"the running statistics are an average of {batches:.1f} batches"
         if momentum == 1.0:
             yield RULE.found(
                 path,
