@@ -10,6 +10,8 @@ from batchnorm.errors import BatchNormError
 FILES = {
     "BN101": "bias_before_norm",
     "BN201": "stale_statistics",
+    "BN202": "never_updated",
+    "BN203": "poisoned_statistics",
     "BN301": "validation_in_train_mode",
 }
 

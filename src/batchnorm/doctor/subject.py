@@ -45,6 +45,14 @@ class Norm:
         """What is added to the variance; of a checkpoint, torch's default."""
         return 1e-5 if self.layer is None else float(self.layer.eps)
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the running statistics are exactly those of a new layer: 0 and 1."""
+        mean, var = self.running_mean, self.running_var
+        if mean is None or var is None or mean.is_meta:
+            return False
+        return not bool(mean.any()) and bool((var == 1).all())
+
 
 class Subject:
     """A model and what is known of it.

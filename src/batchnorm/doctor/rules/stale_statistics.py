@@ -80,7 +80,7 @@ def look(subject: Subject) -> Iterator[Finding]:
         severity = "error" if now - was > max(ACCURACY, noise) else None
     layers = dict(fresh.named_modules())
     for norm in subject.norms:
-        if norm.path not in calibrated.report.paths or untouched(norm):
+        if norm.path not in calibrated.report.paths or norm.is_new:  # that one is BN202's
             continue
         gap = distance(norm, layers[norm.path])
         # One batch cannot say how sure it is, and few are not sure of that: as if an example were a single value.
@@ -102,12 +102,6 @@ def look(subject: Subject) -> Iterator[Finding]:
                 fresh_var=_few(layers[norm.path].running_var),
                 **numbers,
             )
-
-
-def untouched(norm: Norm) -> bool:
-    """Whether running statistics are as a new layer has them: that is another rule's business (BN202)."""
-    mean, var = norm.running_mean, norm.running_var
-    return mean is not None and var is not None and not bool(mean.any()) and bool((var == 1).all())
 
 
 def distance(norm: Norm, exact: Any) -> tuple[float, float]:
