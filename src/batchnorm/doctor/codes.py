@@ -12,6 +12,8 @@ FILES = {
     "BN201": "stale_statistics",
     "BN202": "never_updated",
     "BN203": "poisoned_statistics",
+    "BN204": "single_value",
+    "BN205": "tiny_batch",
     "BN301": "validation_in_train_mode",
 }
 

@@ -163,8 +163,10 @@ class Run:
 
     def _given(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         assert isinstance(layer, _BatchNorm)
-        try:
-            x, mask = shown(layer, arguments, keywords)
+        try:  # the usual call first: to read a signature takes longer than a small layer
+            x, mask = (
+                (arguments[0], None) if len(arguments) == 1 and not keywords else shown(layer, arguments, keywords)
+            )
         except TypeError:  # the layer will say it better
             return
         if isinstance(x, Tensor):

@@ -21,7 +21,7 @@ from batchnorm.dataflow import Graph
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.graph import call_with, trace
 from batchnorm.nested import fresh, tensors_in
-from batchnorm.preserve import untouched
+from batchnorm.preserve import random_states, untouched
 from batchnorm.transforms.calibrate import Calibrated, calibrate
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -82,7 +82,8 @@ class Subject:
         self.state = state
         self.process_group = process_group
         self.loader = data if isinstance(data, DataLoader) else None
-        self.batches: list[Any] = [] if data is None else list(itertools.islice(data, max_batches))
+        with random_states():  # a DataLoader draws a number whenever it begins
+            self.batches: list[Any] = [] if data is None else list(itertools.islice(data, max_batches))
         self._forward = forward
         if example is None and self.batches:
             example = self._input(self.batches[0])
