@@ -14,6 +14,8 @@ FILES = {
     "BN203": "poisoned_statistics",
     "BN204": "single_value",
     "BN205": "tiny_batch",
+    "BN206": "padded_input",
+    "BN207": "large_mean",
     "BN301": "validation_in_train_mode",
 }
 

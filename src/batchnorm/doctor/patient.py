@@ -44,6 +44,7 @@ _OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d,
 }
+PLAIN = tuple(_OURS)  # what `to_ours` can exchange
 
 
 def to_ours(path: str, layer: nn.Module) -> Change | str:

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import BatchSampler, DataLoader
 
-from batchnorm.doctor.patient import Patient, to_ours
+from batchnorm.doctor.patient import PLAIN, Patient, to_ours
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import Run, Watcher, uses
 from batchnorm.doctor.subject import Subject
@@ -77,15 +77,12 @@ def look(subject: Subject) -> Iterator[Finding]:
                 path,
                 f"{what}, of which it gets one value per channel: it will raise in training",
                 REPAIR,
-                fix=None if isinstance(layer, _Fast) or type(layer) in _PLAIN else "none",
+                fix=None if isinstance(layer, _Fast) or type(layer) in PLAIN else "none",
                 examples=examples,
                 batch_size=size,
                 shape=[1, *shape[1:]],
             )
             break
-
-
-_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def _last(loader: DataLoader[Any]) -> tuple[int, int, int] | None:
