@@ -17,6 +17,9 @@ FILES = {
     "BN206": "padded_input",
     "BN207": "large_mean",
     "BN301": "validation_in_train_mode",
+    "BN401": "diverged_ranks",
+    "BN402": "collective_mismatch",
+    "BN403": "rebroadcast_buffers",
 }
 
 RULES: dict[str, Rule] = {

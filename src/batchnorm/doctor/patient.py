@@ -26,6 +26,8 @@ class Patient:
     example: Any = None
     batches: tuple[Any, ...] = ()
     forward: Forward | None = None
+    before: nn.Module | None = None
+    process_group: Any = None
 
     def need(self, what: str, code: str) -> Any:
         """Return the example or the batches; say so if there are none."""

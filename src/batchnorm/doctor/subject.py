@@ -76,11 +76,12 @@ class Subject:
         forward: Forward | None = None,
         state: Mapping[str, Tensor] | None = None,
         process_group: Any = None,
+        purpose: str = "",
         max_batches: int = BATCHES,
     ) -> None:
         self.model, self.before, self.optimizers = model, before, optimizers
         self.state = state
-        self.process_group = process_group
+        self.process_group, self.purpose = process_group, purpose
         self.loader = data if isinstance(data, DataLoader) else None
         with random_states():  # a DataLoader draws a number whenever it begins
             self.batches: list[Any] = [] if data is None else list(itertools.islice(data, max_batches))
