@@ -20,6 +20,10 @@ FILES = {
     "BN401": "diverged_ranks",
     "BN402": "collective_mismatch",
     "BN403": "rebroadcast_buffers",
+    "BN501": "train_mode_export",
+    "BN502": "unfoldable",
+    "BN503": "wrong_fold",
+    "BN504": "stale_after_compression",
 }
 
 RULES: dict[str, Rule] = {
