@@ -38,6 +38,14 @@ class TwoHeads(nn.Module):
         return self.used(self.body(x))
 
 
+class Uncalled(nn.Linear):
+    """Deep supervision that is off: its BN layer is there, and not called."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.norm = nn.BatchNorm1d(2)
+
+
 def two_heads(**more):
     model = TwoHeads()
     model(torch.randn(8, 3))
@@ -92,6 +100,8 @@ HEALTHY = {
     "trained": lambda: {"model": trained()[0].eval()},
     "a layer that the example does not reach": lambda: two_heads(example=torch.randn(4, 3)),
     "a layer with no trace of training": two_heads,
+    "the only layer, and nobody calls it": lambda: {"model": Uncalled().eval(), "example": torch.randn(4, 3)},
+    "on no device": lambda: {"model": nn.BatchNorm1d(3, device="meta").eval()},
     "no running statistics": lambda: {"model": trained(track_running_stats=False)[0].eval()},
     "no BN": lambda: {"model": nn.Linear(2, 2).eval()},
 }
