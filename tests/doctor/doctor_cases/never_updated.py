@@ -71,6 +71,15 @@ def frozen_from_the_start():
     return {"model": model, "optimizer": optimizer, **DATA()}
 
 
+def only_the_optimiser_knows():
+    """Trained in evaluation mode, with BN that has no gamma and no beta."""
+    model = network(affine=False).eval()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(4, 3, 8, 8)).square().mean().backward()
+    optimizer.step()
+    return {"model": model.train(), "optimizer": optimizer, **DATA()}
+
+
 def dcgan():
     """Gammas that begin as random numbers about 1, in a network that nobody has trained."""
     model = network()
@@ -86,6 +95,7 @@ SICK = {
     "an untrained model in evaluation mode": lambda: {"model": network().eval(), **DATA()},
     "momentum 0": lambda: {"model": trained(momentum=0.0)[0], **DATA()},
     "trained in evaluation mode": frozen_from_the_start,
+    "only the optimiser knows": only_the_optimiser_knows,
     "one layer": one_left,
     "one layer of ours": lambda: {"model": nn.Sequential(bn.BatchNorm2d(3)).eval(), **DATA()},
 }
