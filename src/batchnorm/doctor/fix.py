@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ from batchnorm.doctor.codes import RULES
 from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.subject import Forward
+from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.records import Certificate, Change, Finding, Report
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
 from batchnorm.transforms.verify import verify
@@ -49,7 +51,9 @@ def fix(
     else:
         optimizers = tuple(check_optimizers(model, optimizer, "fix"))
     batches = tuple(data) if data is not None else tuple(subject.batches) if subject else ()
-    copied, followers = copy.deepcopy((model, optimizers))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, when it copies a program that it exported
+        copied, followers = copy.deepcopy((model, optimizers))
     patient = Patient(
         copied,
         followers,
@@ -57,6 +61,7 @@ def fix(
         batches,
         forward or (subject._forward if subject else None),
         subject.before if subject else None,
+        subject.process_group if subject else None,
     )
     changes: list[Change] = []
     left: dict[str, str] = {}
@@ -85,7 +90,14 @@ def _named(path: str, findings: list[Finding]) -> bool:
     return any(finding.path == path for finding in findings)
 
 
-def _certify(model: nn.Module, patient: Patient, keeps: bool) -> Certificate:
+def _certify(model: nn.Module, patient: Patient, keeps: bool) -> Certificate | None:
     before, after = copy.deepcopy(model).eval(), copy.deepcopy(patient.model).eval()
     tolerance = None if keeps else float("inf")
-    return verify(before, after, patient.example, verb="fix", forward=patient.forward, tolerance=tolerance)
+    try:
+        return verify(before, after, patient.example, verb="fix", forward=patient.forward, tolerance=tolerance)
+    except NotEquivalent:
+        raise
+    except BatchNormError:  # the model gave nothing that could be compared: that may be why it was repaired
+        if keeps:
+            raise
+        return None

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from batchnorm.doctor.findings import Findings
 from batchnorm.errors import BatchNormWarning
+from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.records import Finding
 
@@ -48,8 +49,16 @@ class Watcher:
         """The model is called."""
         return ()
 
+    def on_input(self, run: Run, path: str, layer: _BatchNorm, x: Tensor, mask: Tensor | None) -> Iterable[Finding]:
+        """A BN layer is about to run, and may raise."""
+        return ()
+
     def on_pass(self, run: Run, seen: Pass) -> Iterable[Finding]:
         """A BN layer has run."""
+        return ()
+
+    def on_export(self, run: Run, path: str, layer: _BatchNorm) -> Iterable[Finding]:
+        """A BN layer runs while the model is exported or traced: there are no numbers to look at."""
         return ()
 
     def on_return(self, run: Run, output: Any) -> Iterable[Finding]:
@@ -65,7 +74,7 @@ class Watcher:
         return ()
 
 
-EVENTS = ("on_call", "on_pass", "on_return", "on_step", "on_end")
+EVENTS = ("on_call", "on_input", "on_pass", "on_export", "on_return", "on_step", "on_end")
 
 
 class Run:
@@ -126,6 +135,8 @@ class Run:
         add(model.register_forward_pre_hook(self._called, with_kwargs=True, prepend=True).remove)
         add(model.register_forward_hook(self._returned, always_call=True).remove)
         for layer in self._paths:
+            if self._listeners["on_input"]:
+                add(layer.register_forward_pre_hook(self._given, with_kwargs=True).remove)
             add(layer.register_forward_hook(self._passed, with_kwargs=True).remove)
         for optimizer in self.optimizers:
             add(optimizer.register_step_pre_hook(self._steps).remove)
@@ -142,20 +153,36 @@ class Run:
 
     def _called(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self._inside += 1
-        if self._inside == 1:
+        if self._inside == 1 and not exporting():
             self.call += 1
             self.calls_since_step += 1
             self._tell("on_call", arguments, keywords)
 
     def _returned(self, model: nn.Module, arguments: Any, output: Any) -> None:
         self._inside -= 1
+        if exporting():
+            return
         if self._inside == 0:
             self._tell("on_return", output)
             self.labels = None
             self._say()
 
+    def _given(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        assert isinstance(layer, _BatchNorm)
+        try:  # the usual call first: to read a signature takes longer than a small layer
+            x, mask = (
+                (arguments[0], None) if len(arguments) == 1 and not keywords else shown(layer, arguments, keywords)
+            )
+        except TypeError:  # the layer will say it better
+            return
+        if isinstance(x, Tensor) and not exporting():
+            self._tell("on_input", self._paths[layer], layer, x, mask)
+
     def _passed(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         assert isinstance(layer, _BatchNorm)
+        if exporting():
+            self._tell("on_export", self._paths[layer], layer)
+            return
         x = arguments[0] if arguments else keywords.get("input")
         if not self._listeners["on_pass"] or not isinstance(x, Tensor) or not isinstance(output, Tensor):
             return
@@ -227,6 +254,15 @@ def uses(layer: _BatchNorm, training: bool | None = None) -> tuple[bool, bool]:
         from_batch = training or not tracked
         moves = training and layer.track_running_stats
     return from_batch, bool(tracked and moves and layer.momentum != 0.0)
+
+
+def exporting() -> bool:
+    """Whether somebody exports, compiles or traces the model: then tensors may have no numbers.
+
+    >>> exporting()
+    False
+    """
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def in_backward() -> bool:
