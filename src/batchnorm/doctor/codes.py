@@ -11,6 +11,7 @@ FILES = {
     "BN101": "bias_before_norm",
     "BN201": "stale_statistics",
     "BN301": "validation_in_train_mode",
+    "BN302": "double_update",
 }
 
 RULES: dict[str, Rule] = {

@@ -21,6 +21,7 @@ from batchnorm.doctor.owners import owners
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.functional import moments
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.recompute import in_backward, updates_once
 from batchnorm.moments import Moments
 from batchnorm.nested import tensors_in
 from batchnorm.records import Finding
@@ -244,6 +245,7 @@ class Run:
         if not isinstance(x, Tensor) or not isinstance(output, Tensor):
             return
         from_batch, updates = uses(layer)
+        updates = updates and not (recomputed and updates_once(layer))
         mask = keywords.get("mask")
         mask = mask if isinstance(mask, Tensor) else None
         if updates and isinstance(layer, _Fast) and layer.one_value == "running" and layer._has_one_value(x, mask):
@@ -345,15 +347,6 @@ def uses(layer: _BatchNorm) -> tuple[bool, bool]:
         from_batch = layer.training or not tracked
         moves = layer.training and layer.track_running_stats
     return from_batch, bool(tracked and moves and layer.momentum != 0.0)
-
-
-def in_backward() -> bool:
-    """Whether a backward pass is under way.
-
-    >>> in_backward()
-    False
-    """
-    return torch._C._current_graph_task_id() != -1
 
 
 def _learns(parameter: Any) -> bool:
