@@ -12,6 +12,8 @@ FILES = {
     "BN201": "stale_statistics",
     "BN301": "validation_in_train_mode",
     "BN302": "double_update",
+    "BN303": "mixed_forwards",
+    "BN304": "accumulation",
 }
 
 RULES: dict[str, Rule] = {
