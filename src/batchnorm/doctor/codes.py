@@ -14,6 +14,8 @@ FILES = {
     "BN302": "double_update",
     "BN303": "mixed_forwards",
     "BN304": "accumulation",
+    "BN305": "stale_copy",
+    "BN306": "batch_leak",
 }
 
 RULES: dict[str, Rule] = {

@@ -112,10 +112,10 @@ class Run:
     """A training run under observation.
 
     ``step`` counts optimiser steps, ``call`` the calls of the model (or, where a container is not called itself, of
-    the modules in it), ``calls_since_step`` those since the last step, ``labels`` are those of the current batch if the
-    loop told (`told`), ``looking`` is true in every ``every``-th step: then rules may read numbers, at other times they
-    should look at shapes and flags only. ``stepping`` is the optimiser that is stepping (LBFGS calls the model in its
-    step). ``findings`` are those so far.
+    the modules in it), ``calls_since_step`` those since the last step. ``gradients`` says whether this call is made for
+    gradients, ``labels`` are those of its batch if the loop told (`told`). ``looking`` is true in every ``every``-th
+    step: then rules may read numbers, at other times they should look at shapes and flags only. ``stepping`` is the
+    optimiser that is stepping (LBFGS calls the model in its step). ``findings`` are those so far.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Run:
         self._said: set[str] = set()
         self._new: list[Finding] = []
         self._inside = 0
-        self._gradients = True
+        self.gradients = True
         self._state = "new"
         self._listeners = {event: self._overriding(event) for event in EVENTS}
         self._stack = ExitStack()
@@ -223,7 +223,7 @@ class Run:
             self.calls_since_step += 1
             # Inside a function with a backward of its own (a reentrant checkpoint) grad mode is off, though gradients
             # are wanted: then what comes in requires one.
-            self._gradients = torch.is_grad_enabled() or any(t.requires_grad for t in tensors_in(arguments, keywords))
+            self.gradients = torch.is_grad_enabled() or any(t.requires_grad for t in tensors_in(arguments, keywords))
             self._tell("on_call", arguments, keywords)
 
     def _returned(self, model: nn.Module, arguments: Any, output: Any) -> None:
@@ -253,7 +253,7 @@ class Run:
         inside = self._inside > 0
         seen = Pass(
             path, layer, x, output, mask, from_batch, updates,
-            self._gradients if inside else torch.is_grad_enabled(), recomputed, self.call if inside else 0,
+            self.gradients if inside else torch.is_grad_enabled(), recomputed, self.call if inside else 0,
             self._turns[path],
         )  # fmt: skip
         self._tell("on_pass", seen)

@@ -97,8 +97,8 @@ class Turns:
 class Difference:
     """How far one call of a step is from the others, always: in standard deviations, in log variance, and how surely.
 
-    ``sureness`` is the square of the mean difference over that of its standard error, about 1 for equal ones; less where
-    there are many calls, of which one is always the farthest.
+    ``sureness`` is the square of the mean difference over that of its standard error, about 1 for equal ones; less
+    where there are many calls, of which one is always the farthest.
     """
 
     position: int
