@@ -16,6 +16,7 @@ FILES = {
     "BN304": "accumulation",
     "BN305": "stale_copy",
     "BN306": "batch_leak",
+    "BN307": "saturation",
 }
 
 RULES: dict[str, Rule] = {
