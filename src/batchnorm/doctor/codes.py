@@ -36,6 +36,12 @@ FILES = {
     "BN502": "unfoldable",
     "BN503": "wrong_fold",
     "BN504": "stale_after_compression",
+    "BN302": "double_update",
+    "BN303": "mixed_forwards",
+    "BN304": "accumulation",
+    "BN305": "stale_copy",
+    "BN306": "batch_leak",
+    "BN307": "saturation",
 }
 
 RULES: dict[str, Rule] = {
