@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchnorm import functional, kernels, reference
+    from batchnorm import functional, kernels, reference, testing
     from batchnorm.conventions import from_flax, from_keras, to_flax, to_keras
     from batchnorm.distributed.shuffle import shuffled
     from batchnorm.doctor.check import check
@@ -105,6 +105,7 @@ _HOME = {
     "functional": "",
     "kernels": "",
     "reference": "",
+    "testing": "",
 }
 
 __all__ = [
@@ -154,6 +155,7 @@ __all__ = [
     "recipe",
     "reference",
     "shuffled",
+    "testing",
     "to_flax",
     "to_keras",
     "trace",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import typer
 
 from batchnorm.bench.command import bench
+from batchnorm.doctor.command import check
+from batchnorm.doctor.explain import explain, rules
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.command import race
 
@@ -15,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (race, bench):
+for command in (race, bench, check, explain, rules):
     app.command()(command)
 
 

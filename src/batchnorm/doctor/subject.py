@@ -72,7 +72,8 @@ class Subject:
         self.model, self.before, self.optimizers = model, before, optimizers
         self.state = state
         self.process_group = process_group
-        self.loader = data if isinstance(data, DataLoader) else None
+        source = getattr(data, "source", data)  # of batches that the command line has wrapped
+        self.loader = source if isinstance(source, DataLoader) else None
         self.batches: list[Any] = [] if data is None else list(itertools.islice(data, max_batches))
         self._forward = forward
         if example is None and self.batches:
