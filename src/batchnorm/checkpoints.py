@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchnorm.errors import BatchNormError
+from batchnorm.files import _umask
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -146,6 +147,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield folder / target.name
         for file in sorted(folder.iterdir(), key=lambda file: file.name == target.name):
+            os.chmod(file, 0o666 & ~_umask())  # safetensors keeps its files to their owner
+            with open(file, "rb") as stream:
+                os.fsync(stream.fileno())
             os.replace(file, target.parent / file.name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

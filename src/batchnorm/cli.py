@@ -9,15 +9,16 @@ from batchnorm.doctor.command import check
 from batchnorm.doctor.explain import explain, rules
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.command import race
+from batchnorm.transforms.command import calibrate, fold
 
 app = typer.Typer(
     name="batchnorm",
-    help="Batch Normalization for PyTorch: see what it buys, and make it fast.",
+    help="Batch Normalization for PyTorch: see what it buys, check and transform networks that have it, and make it fast.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (race, bench, check, explain, rules):
+for command in (race, calibrate, fold, check, explain, rules, bench):
     app.command()(command)
 
 

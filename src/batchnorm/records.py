@@ -197,6 +197,18 @@ class Report:
         """
         return json.dumps(_plain(asdict(self)), indent=1, allow_nan=False, default=str)
 
+    def __rich__(self) -> Any:
+        """Let ``rich.print(report)`` draw tables."""
+        from batchnorm.present import report_table
+
+        return report_table(self)
+
+    def _repr_html_(self) -> str:
+        """Let a notebook draw tables."""
+        from batchnorm.present import report_html
+
+        return report_html(self)
+
     @property
     def paths(self) -> tuple[str, ...]:
         """The modules that changed, each once, in order.

@@ -14,6 +14,8 @@ from typing import Any
 
 from batchnorm.errors import BatchNormError
 
+LONGEST = 400  # characters of somebody else's error; exporters write pages
+
 
 def made_by(spec: str, ready: type | tuple[type, ...] = ()) -> Any:
     """Return what a spec names, called without arguments if it is not ``ready`` as it is.
@@ -71,7 +73,9 @@ def called(what: str, function: Callable[[], Any]) -> Any:
     except BatchNormError:
         raise
     except (Exception, SystemExit) as error:
-        raise BatchNormError(f"{what} raises {type(error).__name__}: {' '.join(str(error).split())}") from error
+        words = " ".join(str(error).split())
+        short = words if len(words) <= LONGEST else f"{words[:LONGEST]} ..."
+        raise BatchNormError(f"{what} raises {type(error).__name__}: {short}") from error
 
 
 def _module(place: str) -> ModuleType:

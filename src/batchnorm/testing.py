@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from batchnorm.doctor.check import check
 from batchnorm.doctor.findings import Findings
-from batchnorm.doctor.present import literal
 from batchnorm.doctor.subject import BATCHES, Forward
+from batchnorm.present import printable
 from batchnorm.transforms.freeze import Optimizers
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def assert_healthy(
     if failing:
         lines = [f"the model is not healthy: {failing.counted()}"]
         for finding in failing:
-            lines.append(f"  {finding.severity:<8} {literal(str(finding))}")
+            lines.append(f"  {finding.severity:<8} {printable(str(finding))}")
             if finding.repair:
-                lines.append(f"           {literal(finding.repair)}")
+                lines.append(f"           {printable(finding.repair)}")
         raise AssertionError("\n".join(lines))
     return findings

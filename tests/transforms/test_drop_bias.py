@@ -191,3 +191,111 @@ def test_nothing_changes_if_the_function_would():
 def test_one_example_is_enough_for_evaluation():
     lean, _ = bn.drop_bias(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval(), torch.randn(1, 3))
     assert lean[0].bias is None
+
+
+# ---- training goes on
+
+
+def gradients(model, x, training):
+    """Of every parameter, in a run of its own, without dropout; and the buffers after it."""
+    model = copy.deepcopy(model).train(training)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.eval()
+    (model(x) * torch.linspace(-1, 1, 2, dtype=x.dtype)).square().sum().backward()
+    return {name: p.grad for name, p in model.named_parameters()}, dict(model.named_buffers())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_of_all_that_stays_are_the_same(training):
+    model = disturbed(Net()).double()
+    x = torch.randn(8, 3, 6, 6, dtype=torch.float64)
+    lean, report = bn.drop_bias(model, x)
+    assert report.gradients.what == "gradients"
+    assert report.gradients.relative <= 1e-12
+    (old, old_buffers), (new, new_buffers) = (gradients(m, x, training) for m in (model, lean))
+    assert set(old) - set(new) == {"a.bias", "b.bias", "head.bias"}
+    for name, gradient in new.items():
+        torch.testing.assert_close(gradient, old[name], rtol=1e-9, atol=1e-9)
+    if training:
+        assert all(float(old[f"{path}.bias"].abs().max()) < 1e-9 for path in ("a", "b", "head"))
+        torch.testing.assert_close(new_buffers["bn_a.running_mean"] + model.a.bias, old_buffers["bn_a.running_mean"])
+
+
+def spoilt(monkeypatch, how):
+    from batchnorm.transforms import drop_bias as module
+
+    take = module.take_bias
+
+    def take_and_spoil(path, layer, norms):
+        changes = take(path, layer, norms)
+        how(layer, next(iter(norms.values())))
+        return changes
+
+    monkeypatch.setattr(module, "take_bias", take_and_spoil)
+
+
+def no_gradient(layer, norm):
+    layer.register_forward_hook(lambda module, arguments, made: made.detach())
+
+
+def half_a_gradient(layer, norm):
+    layer.register_forward_hook(lambda module, arguments, made: made / 2 + made.detach() / 2)
+
+
+def other_momentum(layer, norm):
+    norm.momentum = 0.2
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (no_gradient, "gradients of 0.weight would differ"),
+        (half_a_gradient, "gradients of 0.weight would differ"),
+        (other_momentum, "buffers of 1.running_mean would differ"),
+    ],
+)
+def test_what_changes_training_alone_is_found(monkeypatch, how, words):
+    spoilt(monkeypatch, how)
+    model = disturbed(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh()))
+    with pytest.raises(NotEquivalent, match=words):
+        bn.drop_bias(model, torch.randn(8, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_where_rounding_moves_gradients_float64_decides(dtype):
+    layers = [layer for _ in range(12) for layer in (nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())]
+    model = disturbed(nn.Sequential(*layers))
+    with torch.no_grad():
+        for layer in layers[::3]:
+            layer.bias.mul_(300)
+    _, report = bn.drop_bias(model.to(dtype), torch.randn(4, 4, 6, 6, dtype=dtype))
+    assert report.gradients.what.startswith("gradients in float64")
+    assert report.gradients.relative <= 1e-9
+
+
+class WithoutBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("made for inference")
+
+
+class Inference(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.bn, self.out = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.out(WithoutBackward.apply(self.bn(self.linear(x)))).relu()
+
+
+def test_no_gradients_are_claimed_where_none_were_compared():
+    lean, report = bn.drop_bias(Inference(), torch.randn(4, 3))
+    assert lean.linear.bias is None
+    assert report.gradients is None
+    _, report = bn.drop_bias(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), torch.randn(1, 3))
+    assert report.gradients is None

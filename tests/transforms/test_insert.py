@@ -99,6 +99,69 @@ def test_preserve_keeps_the_function_of_a_trained_network(dtype):
     torch.testing.assert_close(layer.weight, (layer.running_var + layer.eps).sqrt(), rtol=1e-5, atol=0)
 
 
+def test_gradients_in_evaluation_stay_too():
+    model = Net().double().eval()
+    x = EXAMPLE.double()
+    assert bn.insert(model, x)[1].gradients is None
+    normed, report = bn.insert(model, x, preserve=x)
+    assert report.gradients.what == "gradients in evaluation mode"
+    assert report.gradients.relative <= 1e-9
+    for each in (model, normed):
+        each(x).square().sum().backward()
+    for path in DEFAULT:
+        torch.testing.assert_close(getattr(normed, path).weight.grad, getattr(model, path).weight.grad)
+    # What the bias learned, beta learns now.
+    torch.testing.assert_close(normed.conv1.norm.bias.grad, model.conv1.bias.grad)
+
+
+@pytest.mark.parametrize("name", ["conv1", "out"])
+def test_a_gradient_that_is_lost_is_found(monkeypatch, name):
+    from batchnorm.transforms import insert as module
+
+    def spoil(layer, norm):
+        append_norm(layer, norm)
+        if layer.weight.shape[0] == {"conv1": 6, "out": 2}[name]:
+            layer.norm.register_forward_hook(lambda m, arguments, made: made.detach() + 0.5 * (made - made.detach()))
+
+    monkeypatch.setattr(module, "append_norm", spoil)
+    with pytest.raises(NotEquivalent, match="in evaluation, gradients would differ by"):
+        bn.insert(Net(), EXAMPLE, name, preserve=EXAMPLE)
+
+
+def test_where_rounding_moves_gradients_float64_decides(monkeypatch):
+    from batchnorm.transforms import insert as module
+
+    monkeypatch.setattr(module, "GRADIENTS", {torch.float32: 1e-12, torch.float64: 1e-12})
+    _, report = bn.insert(Net(), EXAMPLE, preserve=EXAMPLE)
+    assert report.gradients.what.startswith("gradients in evaluation mode, in float64 (in the model's own numbers: ")
+    assert report.gradients.relative <= 1e-12
+
+
+def test_no_gradients_are_claimed_where_none_were_compared():
+    class Inference(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.b(WithoutBackward.apply(self.a(x).relu())).relu()
+
+    _, report = bn.insert(Inference(), torch.randn(4, 3), preserve=torch.randn(8, 3))
+    assert report.paths == ("a", "b")
+    assert report.certificate.relative < 1e-5
+    assert report.gradients is None
+
+
+class WithoutBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("made for inference")
+
+
 def test_fold_takes_it_away_again():
     model = Net()
     normed, _ = bn.insert(model, EXAMPLE, preserve=EXAMPLE)

@@ -285,14 +285,15 @@ def _show(outcome: Outcome, format: str) -> None:
     from rich.console import Console
 
     from batchnorm.doctor.formats import FORMATS, as_text
+    from batchnorm.present import plain_console
 
     if format == "text":
         console = Console()
-        wide = console.width if console.is_terminal else None
-        typer.echo(as_text(outcome, width=wide, colour=console.is_terminal and not console.no_color))
+        seen = console.is_terminal
+        typer.echo(as_text(outcome, width=console.width if seen else None, colour=seen and not console.no_color))
         return
     if outcome.report is not None and format != "json":
-        typer.echo(str(outcome.report), err=True)
+        plain_console(stderr=True).print(outcome.report)
     text = FORMATS[format](outcome)
     if text:
         typer.echo(text)

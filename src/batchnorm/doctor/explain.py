@@ -55,11 +55,11 @@ def rules(
     """
     import json
 
-    from rich.console import Console
     from rich.table import Table
 
     from batchnorm.doctor.codes import RULES
     from batchnorm.doctor.pages import short_needs
+    from batchnorm.present import plain_console
 
     one_of(format, ("text", "json"), "--format")
     columns = ("code", "name", "severity", "needs", "fix")
@@ -71,10 +71,7 @@ def rules(
         titled = [{**row, "title": RULES[row["code"]].title} for row in rows]
         typer.echo(json.dumps(titled, indent=1))
         return
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, emoji=False, width=120, no_color=True)
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(row[column] for column in columns))
-    console.print(table)
+    plain_console().print(table)

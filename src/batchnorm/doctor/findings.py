@@ -8,8 +8,8 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, overload
 
-from batchnorm.doctor.present import literal
 from batchnorm.errors import BatchNormError
+from batchnorm.present import printable
 from batchnorm.records import SEVERITIES, Finding, _plain
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ class Findings(Sequence[Finding]):
         return plain
 
     def __str__(self) -> str:
-        lines = [f"{finding.severity:<8} {literal(str(finding))}" for finding in self._found]
-        lines += [f"{code} failed here: {literal(why)}" for code, why in self.failed.items()]
+        lines = [f"{finding.severity:<8} {printable(str(finding))}" for finding in self._found]
+        lines += [f"{code} failed here: {printable(why)}" for code, why in self.failed.items()]
         return "\n".join([*lines, self.counted()])
 
     def counted(self) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchnorm import __version__
-from batchnorm.doctor.present import draw, literal, place_of, shorten
+from batchnorm.doctor.present import draw, place_of, shorten
+from batchnorm.present import printable, report_table
 from batchnorm.records import Finding, Report, _plain
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def as_text(outcome: Outcome, *, width: int | None = None, colour: bool = False)
         draw(outcome.findings, everything=outcome.everything, options=True, ignored=outcome.ignored),
     ]
     if outcome.report is not None:
-        parts = ["\n".join(map(literal, str(outcome.report).splitlines())), "", *parts]
+        parts = [report_table(outcome.report), "", *parts]
     console.print(*parts, sep="\n")
     return "\n".join(line.rstrip() for line in stream.getvalue().rstrip().splitlines())
 
@@ -93,7 +94,11 @@ def as_sarif(outcome: Outcome) -> str:
 
     places = {code: index for index, code in enumerate(RULES)}
     notifications = [
-        {"level": "error", "descriptor": {"id": code}, "message": {"text": _unlinked(f"{code} could not look: {why}")}}
+        {
+            "level": "error",
+            "associatedRule": {"id": code},
+            "message": {"text": _unlinked(f"{code} could not look: {why}")},
+        }
         for code, why in outcome.findings.failed.items()
     ]
     driver = {
@@ -184,8 +189,8 @@ def as_github(outcome: Outcome) -> str:
         if outcome.file:
             line = {} if outcome.line is None else {"line": str(outcome.line)}
             properties = {"file": os.path.relpath(outcome.file), **line, **properties}
-        repair = f"; {literal(finding.repair)}" if finding.repair else ""
-        message = f"{place_of(finding)}: {shorten(literal(finding.sentence), 2000)}{repair}"
+        repair = f"; {printable(finding.repair)}" if finding.repair else ""
+        message = f"{place_of(finding)}: {shorten(printable(finding.sentence), 2000)}{repair}"
         listed = ",".join(f"{key}={_property(value)}" for key, value in properties.items())
         lines.append(f"::{ANNOTATIONS[finding.severity]} {listed}::{_data(message)}")
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from batchnorm.present import printable
 from batchnorm.records import SEVERITIES, Finding
 
 if TYPE_CHECKING:
@@ -27,15 +28,6 @@ OPTIONS = {
 }
 
 
-def literal(text: str) -> str:
-    r"""Text without anything that a terminal obeys: what cannot be printed is written as Python would.
-
-    >>> print(literal("bn\x1b[31m\nfake: nothing found"))
-    bn\x1b[31m\nfake: nothing found
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
-
-
 def shorten(name: str, longest: int = LONGEST) -> str:
     """Leave out the middle of a long name.
 
@@ -54,7 +46,7 @@ def place_of(finding: Finding) -> str:
     >>> place_of(Finding("BN101", "bias-before-norm", "advice", "", "its bias does nothing"))
     'the model'
     """
-    return shorten(literal(finding.path)) or "the model"
+    return shorten(printable(finding.path)) or "the model"
 
 
 def draw(findings: Findings, *, everything: bool = False, options: bool = False, ignored: int = 0) -> RenderableType:
@@ -83,12 +75,12 @@ def draw(findings: Findings, *, everything: bool = False, options: bool = False,
         for finding in shown:
             parts.append(_indented((place_of(finding), "bold"), f": {_sentence(finding)}"))
             if len(repairs) > 1 and finding.repair:
-                parts.append(_indented((f"{literal(finding.repair)}{_machine([finding], options)}", "dim"), by=4))
+                parts.append(_indented((f"{printable(finding.repair)}{_machine([finding], options)}", "dim"), by=4))
         if len(own) > len(shown):
             more = "--all shows them" if options else "print() shows them"
             parts.append(_indented((f"and {len(own) - len(shown)} more ({more})", "dim")))
         if len(repairs) == 1 and repairs[0]:
-            parts.append(_indented(("repair: ", "green"), f"{literal(repairs[0])}{_machine(own, options)}"))
+            parts.append(_indented(("repair: ", "green"), f"{printable(repairs[0])}{_machine(own, options)}"))
         parts.append(Text(""))
     parts += [_indented((line, "dim"), by=0) for line in _remarks(findings, options)]
     left_out = f"; {ignored} ignored in {'its module' if ignored == 1 else 'their modules'}" if ignored else ""
@@ -102,7 +94,7 @@ def _layers(own: list[Finding]) -> str:
 
 def _sentence(finding: Finding) -> str:
     step = "" if finding.step is None else f"step {finding.step}: "
-    return step + shorten(literal(finding.sentence), SENTENCE)
+    return step + shorten(printable(finding.sentence), SENTENCE)
 
 
 def _machine(own: list[Finding], options: bool) -> str:
@@ -115,7 +107,7 @@ def _machine(own: list[Finding], options: bool) -> str:
 
 def _remarks(findings: Findings, options: bool) -> list[str]:
     lines = [
-        f"{code} could not look, which is a bug worth a report: {shorten(literal(why), 400)}"
+        f"{code} could not look, which is a bug worth a report: {shorten(printable(why), 400)}"
         for code, why in findings.failed.items()
     ]
     if findings.skipped:
@@ -177,10 +169,10 @@ def html_table(findings: Findings) -> str:
 def _row(finding: Finding) -> str:
     severity = f"<span style='color:{COLOURS[finding.severity]};font-weight:bold'>{_escaped(finding.severity)}</span>"
     rule = f"<code>{_escaped(finding.code)}</code> {_escaped(finding.name)}"
-    title = _escaped(shorten(literal(", ".join(_numbers(finding.numbers))), 400))
+    title = _escaped(shorten(printable(", ".join(_numbers(finding.numbers))), 400))
     cells: Iterable[str] = (
         severity, rule, f"<code>{_escaped(place_of(finding))}</code>", _escaped(_sentence(finding)),
-        _escaped(literal(finding.repair)),
+        _escaped(printable(finding.repair)),
     )  # fmt: skip
     body = "".join(f"<td style='text-align:left'>{cell}</td>" for cell in cells)
     return f'<tr title="{title}">{body}</tr>'

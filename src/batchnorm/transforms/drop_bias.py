@@ -17,8 +17,9 @@ from batchnorm.graph import call_with, trace
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.switches import use_batch_statistics
 from batchnorm.preserve import untouched
-from batchnorm.records import Change, Report
+from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
+from batchnorm.transforms.gradients import step, verify_gradients
 from batchnorm.transforms.verify import TOLERANCE, Forward, verify
 
 # With the batch's own statistics, rounding counts by a channel's deviation, which may be far below the largest output.
@@ -42,9 +43,13 @@ def drop_bias(
 
     With the batch's statistics the mean that is subtracted contains the bias, whose gradient is zero but for rounding.
     For evaluation, ``running_mean`` is lowered by it. So both functions stay: the certificate is for evaluation mode,
-    and the outputs with batch statistics are compared too. A bias goes if its convolution or linear layer feeds BN
-    layers only, over the right axis, and these are fed by nothing else; wherever there is another reason, the report
-    gives it. A frozen BN layer does not cancel a bias.
+    and the outputs with batch statistics are compared too. Training goes on as it would have: the report's
+    ``gradients`` are those of all parameters that stay and of the inputs, in training and in evaluation, with what the
+    step leaves in the buffers (a running mean without the bias in it). There are none where the example is too small to
+    train on (one value per channel) or the model cannot run backward.
+
+    A bias goes if its convolution or linear layer feeds BN layers only, over the right axis, and these are fed by
+    nothing else; wherever there is another reason, the report gives it. A frozen BN layer does not cancel a bias.
 
     ``optimizer``: one or several, made for ``model``; they go over to the copy with their groups and their state,
     without what they held of the biases. ``example`` is what the model is called with, as in `batchnorm.trace`. Above
@@ -57,6 +62,7 @@ def drop_bias(
     graph = trace(lean.eval(), example, forward=forward)
     changes: list[Change] = []
     left: dict[str, str] = {}
+    cancelled: dict[str, str] = {}  # of a BN layer: the layer whose bias it cancelled
     for path, layer in lean.named_modules():
         if not _is_linear(layer) or layer.bias is None:
             continue
@@ -65,17 +71,19 @@ def drop_bias(
             left[path] = norms
         else:
             changes += take_bias(path, layer, norms)
+            cancelled |= dict.fromkeys(norms, path)
     touched = {change.path for change in changes}
     certificate = verify(
         before, lean, example, verb="drop_bias", forward=forward, tolerance=tolerance,
         unchanged=lambda path: path not in touched,
     )  # fmt: skip
-    _verify_with_batch_statistics(before, lean, example, forward, tolerance, touched)
+    trains = _verify_with_batch_statistics(before, lean, example, forward, tolerance, touched)
     for module, training in modes:
         module.training = training
+    gradients = _verify_gradients(model, lean, cancelled, example, forward, tolerance) if trains else None
     kept = {id(p) for p in lean.parameters()}
     carry_over(optimizers, {id(p): memo[id(p)] if id(memo[id(p)]) in kept else None for p in model.parameters()})
-    return lean, Report(tuple(changes), left, certificate)
+    return lean, Report(tuple(changes), left, certificate, gradients)
 
 
 def norms_after(graph: Graph, model: nn.Module, path: str, layer: nn.Module) -> dict[str, _BatchNorm] | str:
@@ -199,17 +207,70 @@ def _verify_with_batch_statistics(
     forward: Forward | None,
     tolerance: float | None,
     touched: set[str],
-) -> None:
-    """Compare the two as in training, but without dropout; where the example is too small for that, do not."""
+) -> bool:
+    """Compare the two as in training, but without dropout; False, and not compared, if the example is too small."""
     with use_batch_statistics(before), use_batch_statistics(after):
         try:
             with untouched(before), torch.no_grad():
                 (forward or call_with)(before, copy.deepcopy(example))
         except (ValueError, BatchNormError):  # one value per channel
-            return
+            return False
         dtypes = [p.dtype for p in after.parameters()]
         allowed = max([TOLERANCE.get(d, 0.0) for d in dtypes], default=0.0) if tolerance is None else tolerance
         verify(
             before, after, example, verb="drop_bias, with batch statistics", forward=forward,
             tolerance=allowed * _IN_BATCH_MODE, unchanged=lambda path: path not in touched,
         )  # fmt: skip
+    return True
+
+
+def _verify_gradients(
+    model: nn.Module,
+    lean: nn.Module,
+    cancelled: dict[str, str],
+    example: Any,
+    forward: Forward | None,
+    tolerance: float | None,
+) -> Certificate | None:
+    """Compare a step of the two, running means without the biases; None if the model cannot take a step."""
+    before = copy.deepcopy(model)
+    for path in set(cancelled.values()):
+        before.get_parameter(f"{path}.bias").requires_grad_(False)  # its gradient has no partner
+    biases = {norm: before.get_parameter(f"{path}.bias").detach() for norm, path in cancelled.items()}
+    means: dict[str, torch.Tensor] = {}
+    for norm in cancelled:
+        mean = before.get_submodule(norm).running_mean
+        if isinstance(mean, torch.Tensor):
+            means[norm] = mean
+
+    def run(now: nn.Module, given: Any) -> Any:
+        # What is written here is put back after the step. Buffers are exchanged, not written into: the backward needs
+        # them as they were.
+        norms: dict[str, Any] = {norm: now.get_submodule(norm) for norm in means}
+        taken = {norm for norm in means if now.get_submodule(cancelled[norm]).bias is None}
+        for norm, layer in norms.items():
+            if norm in taken and layer.running_mean.dtype != means[norm].dtype:  # float64: as if lowered there
+                layer.running_mean = means[norm].to(layer.running_mean) - biases[norm].to(layer.running_mean)
+        made = (forward or call_with)(now, given)
+        for norm, layer in norms.items():
+            if norm not in taken:
+                layer.running_mean = layer.running_mean.detach() - biases[norm].to(layer.running_mean)
+        return made
+
+    if not takes_steps(before, example, forward or call_with):
+        return None
+    allowed = None if tolerance is None else tolerance * _IN_BATCH_MODE
+    return verify_gradients(before, lean, example, verb="drop_bias", forward=run, tolerance=allowed)
+
+
+def takes_steps(model: nn.Module, example: Any, run: Forward) -> bool:
+    """Say whether a model can run backward: one that is made for inference only may use what has no gradient.
+
+    >>> takes_steps(nn.Linear(2, 2), torch.ones(1, 2), call_with)
+    True
+    """
+    try:
+        step(model, example, run)
+    except Exception:
+        return False
+    return True

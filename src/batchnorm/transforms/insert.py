@@ -14,15 +14,17 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from batchnorm.dataflow import Call, Graph
-from batchnorm.errors import BatchNormError
-from batchnorm.graph import trace
+from batchnorm.errors import BatchNormError, NotEquivalent
+from batchnorm.graph import call_with, trace
 from batchnorm.layers.accumulate import Seen
 from batchnorm.layers.family import make_norm
 from batchnorm.layers.normed import Normed, append_norm
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate, Change, Report
-from batchnorm.transforms.drop_bias import held_bias
+from batchnorm.transforms.drop_bias import held_bias, takes_steps
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
+from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
+from batchnorm.transforms.gradients import Step, apart, double, few_samples, step
 from batchnorm.transforms.measuring import first_of, no_batches
 from batchnorm.transforms.verify import Forward, verify
 
@@ -76,8 +78,10 @@ def insert(
 
     ``preserve`` keeps a trained network's function in evaluation: batches (as `calibrate` takes them) on which the
     statistics are measured; then gamma is the standard deviation and beta the mean, so that the norm gives what it
-    is given. The report has the certificate; above the tolerance `NotEquivalent` is raised. Without it, the network
-    is as good as new, and is to be trained.
+    is given. The report has the certificate, and ``gradients``: those of the parameters that both have and of the
+    inputs, in evaluation mode. Above the tolerance `NotEquivalent` is raised. In training mode the norm uses the batch
+    and is another function, which is what it is for, so no gradients are compared there. Without ``preserve`` the
+    network is as good as new, and is to be trained; nothing is certified.
 
     ``optimizer``: one or several, made for ``model``; they go over to the copy, and gamma and beta join the group of
     the weight before them (or the first group). The modes of the model stay.
@@ -100,6 +104,7 @@ def insert(
     moments = None if preserve is None else _measure(changed, places, preserve, forward or first_of(_HERE))
     changes: list[Change] = []
     added: list[tuple[nn.Module, nn.Module]] = []
+    gone: dict[str, Tensor] = {}
     for path, layer in places.items():
         bias = layer._parameters.get("bias") if isinstance(layer, (nn.Linear, _ConvNd)) else None
         if bias is not None and not isinstance(norms[path], (_BatchNorm, _InstanceNorm)):
@@ -111,21 +116,30 @@ def insert(
         changes.append(Change(path, "norm", None, f"{type(norms[path]).__name__}({_channels(graph, path)})"))
         if bias is not None:
             layer.register_parameter("bias", None)
+            gone[path] = bias.detach()
             changes.append(Change(path, "bias", f"{bias.numel()} values", None))
         append_norm(layer, norms[path])
         added.append((layer, norms[path]))
-    certificate: Certificate | None = None
+    certificate = gradients = None
     if moments is not None:
         after = copy.deepcopy(changed).eval()
         certificate = verify(
             before, after, example, verb=_HERE, forward=forward, tolerance=tolerance,
             unchanged=lambda path: path.rpartition(".")[0] not in places,
         )  # fmt: skip
+
+        def widened() -> tuple[nn.Module, nn.Module]:
+            wide = copy.deepcopy(after).double()
+            for path, seen in moments.items():
+                _keep_function(path, wide.get_submodule(f"{path}.norm"), seen, gone.get(path))
+            return copy.deepcopy(before).double(), wide
+
+        gradients = _verify_gradients(before, after, widened, example, forward or call_with, tolerance)
     kept = {id(p) for p in changed.parameters()}
     carry_over(optimizers, {id(p): memo[id(p)] if id(memo[id(p)]) in kept else None for p in model.parameters()})
     for layer, new in added:
         _join(optimizers, layer, new)
-    return changed, Report(tuple(changes), left, certificate)
+    return changed, Report(tuple(changes), left, certificate, gradients)
 
 
 # ---- where
@@ -285,6 +299,61 @@ def _keep_function(path: str, norm: nn.Module, seen: Seen, bias: Tensor | None) 
     norm.running_mean.copy_(mean if bias is None else mean - bias.double())
     back = norm.running_mean.double() if bias is None else norm.running_mean.double() + bias.double()
     norm.bias.copy_(back)
+
+
+def _verify_gradients(
+    before: nn.Module,
+    after: nn.Module,
+    widened: Callable[[], tuple[nn.Module, nn.Module]],
+    example: Any,
+    run: Forward,
+    tolerance: float | None,
+) -> Certificate | None:
+    """Compare the gradients of what both models have, in evaluation mode, in which they are.
+
+    Rounding can put a value on the other side of a kink, and much of a gradient with it; so where they differ by more
+    than the tolerance, float64 decides, with a few samples. None where it cannot be asked, or nothing runs backward.
+    """
+    if not takes_steps(before, example, run):
+        return None
+    worst, share, allowed, within = _apart(before, after, example, run, tolerance)
+    if within:
+        return Certificate(worst, share, allowed, 1, "gradients in evaluation mode")
+    if tolerance is None:
+        try:
+            pair = widened()
+            wide, wide_share, wide_allowed, within = _apart(*pair, double(few_samples(example)), run, None)
+        except Exception:  # an operation without float64, a batch that cannot be cut
+            return None
+        if within:
+            what = f"gradients in evaluation mode, in float64 (in the model's own numbers: {share:.2g}, by rounding)"
+            return Certificate(wide, wide_share, wide_allowed, 1, what)
+        worst, share, allowed = wide, wide_share, wide_allowed
+    raise NotEquivalent(
+        f"in evaluation, gradients would differ by {worst:.3g} ({share:.2g} of the largest, allowed: {allowed:g})",
+        where=_HERE,
+        do="the model was left as it was; allow more with tolerance= only if you know why they differ",
+    )
+
+
+def _apart(
+    before: nn.Module, after: nn.Module, example: Any, run: Forward, tolerance: float | None
+) -> tuple[float, float, float, bool]:
+    """The largest differences of gradients that both have, what is allowed, and whether all are within that."""
+    old, new = (step(model, example, run).kinds["gradients"] for model in (before, after))
+    inner = {  # parameters of a layer that a norm stands behind have its name in between
+        f"{path}.layer.{name}".lstrip("."): f"{path}.{name}".lstrip(".")
+        for path, layer in after.named_modules() if isinstance(layer, Normed)
+        for name, _ in layer.get_submodule("layer").named_parameters()
+    }  # fmt: skip
+    new = {inner.get(name, name): gradient for name, gradient in new.items()}
+    shared = {name: gradient for name, gradient in old.items() if name in new}
+    found = apart(Step({"gradients": shared}), Step({"gradients": new})).values()
+    limits = [GRADIENTS.get(dtype, 0.0) if tolerance is None else tolerance for *_, dtype in found]
+    within = all(relative <= limit for (_, relative, _), limit in zip(found, limits, strict=True))
+    worst = max((absolute for absolute, _, _ in found), default=0.0)
+    share = max((relative for _, relative, _ in found), default=0.0)
+    return worst, share, max(limits, default=0.0), within
 
 
 def _join(optimizers: tuple[torch.optim.Optimizer, ...], layer: nn.Module, norm: nn.Module) -> None:

@@ -1,0 +1,304 @@
+"""The commands ``batchnorm calibrate`` and ``batchnorm fold``; torch is imported only when they run."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from batchnorm.checkpoints import SUFFIXES, check_suffix, replacing, save_state
+from batchnorm.errors import BatchNormError
+from batchnorm.loading import call_batch, load_batches, load_model, parse_input
+from batchnorm.records import Measurement, RecordFile, Report
+from batchnorm.specs import called
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from batchnorm.batches import Batch
+    from batchnorm.transforms.calibrate import Calibrated
+
+PROGRAMS = (".pt2", ".onnx")
+
+ModelSpec = Annotated[
+    str, typer.Argument(metavar="MODEL", help="What makes the model, as file.py:factory or package.module:factory.")
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help=f"Its weights: {', '.join(SUFFIXES)}. Nothing in the file is run."),
+]
+Key = Annotated[
+    str, typer.Option(metavar="NAME", help="Where in the checkpoint the model is, if that is not clear: ema, a.b.")
+]
+Json = Annotated[Path | None, typer.Option(metavar="OUT", help="Also write the report to this file.")]
+
+
+def calibrate(
+    model: ModelSpec,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="DATA",
+            help="What to measure on: .npy, .npz (x, y), .pt, .safetensors, a folder of these, or file.py:factory, "
+            "which gives batches (a DataLoader). Preprocessed as for training; labels are not used.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help=f"Write the new state_dict here: {', '.join(SUFFIXES)}.")],
+    checkpoint: Checkpoint = None,
+    key: Key = "",
+    batch_size: Annotated[
+        int, typer.Option(help="Samples per batch, where DATA is files. As in training is best.")
+    ] = 64,
+    until: Annotated[
+        float | None,
+        typer.Option(help="Stop when no layer's standard error is above this, such as 0.01; by default, read all."),
+    ] = None,
+    max_batches: Annotated[int | None, typer.Option(help="Stop after so many batches in any case.")] = None,
+    formula: Annotated[
+        str, typer.Option(help="merged: exact over all samples. paper: the mean over batches (Algorithm 2, line 10).")
+    ] = "merged",
+    json: Json = None,
+) -> None:
+    """Measure the statistics of a trained model's BN layers anew, on data, and write the checkpoint.
+
+    The running averages of training lag behind the weights, and are wrong after
+    averaging or pruning weights, or for other data. This replaces them by the
+    exact statistics of the data you give, and says how far each layer moved.
+    Weights stay as they are.
+
+    Examples:
+
+      batchnorm calibrate net.py:make --checkpoint last.pt --data train.npz --out calibrated.pt
+
+      batchnorm calibrate torchvision.models:resnet18 --checkpoint swa.pt --data data.py:loader --until 0.01
+      --out swa.safetensors
+    """
+    _check_target("--out", out, SUFFIXES)
+    _check_target("--json", json)
+    from batchnorm.transforms.calibrate import calibrate as measure
+
+    network = load_model(model, checkpoint, key=key)
+    batches = load_batches(data, batch_size=batch_size, dtype=_dtype_of(network))
+    better, calibrated = measure(
+        network, batches, forward=_forward, until=until, max_batches=max_batches, formula=formula
+    )
+    _write("--out", out, lambda: save_state(better.state_dict(), out))
+    moves = _moves(network, better, calibrated)
+    _show_calibrated(calibrated, moves, until)
+    typer.echo(f"written to {out}")
+    if json is not None:
+        configuration = {"model": model, "checkpoint": str(checkpoint or ""), "data": data, "out": str(out)}
+        options = {"batch_size": batch_size, "until": until, "max_batches": max_batches, "formula": formula}
+        summary = {
+            "samples": calibrated.samples,
+            "batches": calibrated.batches,
+            "standard_error": calibrated.standard_error,
+            "enough": calibrated.enough,
+            "report": json_module.loads(calibrated.report.to_json()),
+        }
+        _write_json(json, RecordFile("calibrate", configuration | options, tuple(moves), summary))
+
+
+def fold(
+    model: ModelSpec,
+    input: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZES",
+            help="What the model is called with: 1,3,224,224. Several with ';' between them; other numbers as "
+            "1,128:int64<1000 (whole, below 1000); by name as ids=1,128:int64<1000.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help=f"By its suffix: {', '.join(SUFFIXES)} for the state_dict of the folded network, .pt2 for a program "
+            "of torch.export, .onnx for ONNX (with the packages onnx and onnxscript).",
+        ),
+    ],
+    checkpoint: Checkpoint = None,
+    key: Key = "",
+    leave: Annotated[
+        str, typer.Option(metavar="A,B,...", help="BN layers that are to stay (not for .pt2 and .onnx).")
+    ] = "",
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="How far outputs may differ, as a share of the largest; by default 1e-4 in float32."),
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Make the inference network: BN disappears into the layers beside it, and the outputs stay.
+
+    Every BN layer that is left is listed with the reason. The folded network is
+    compared with the original, on SIZES of random numbers; if the outputs
+    differ by more than rounding, nothing is written.
+
+    The .pt and .safetensors files fit the same network built with biases and
+    without BN, and batchnorm.fold(model, example)[0]. The .pt2 and .onnx files
+    need no Python code of yours; they are read back, run and compared, too.
+
+    Examples:
+
+      batchnorm fold net.py:make --checkpoint best.pt --input 1,3,32,32 --out folded.safetensors
+
+      batchnorm fold torchvision.models:resnet18 --checkpoint best.pt --input 1,3,224,224 --out resnet18.onnx
+    """
+    _check_target("--out", out, (*SUFFIXES, *PROGRAMS))
+    _check_target("--json", json)
+    stays = [name.strip() for name in leave.split(",") if name.strip()]
+    if out.suffix in PROGRAMS and (stays or tolerance is not None):
+        raise BatchNormError(f"--leave and --tolerance do not go with {out.suffix}", do="leave them out")
+    from batchnorm.transforms.export import export
+    from batchnorm.transforms.fold import fold as fold_model
+
+    network = load_model(model, checkpoint, key=key).eval()
+    example = _moved(parse_input(input, dtype=_dtype_of(network)), network)
+    _try(network, example)
+    if out.suffix in PROGRAMS:
+        with replacing(out) as temporary:
+            _, report = called(f"exporting to {out}", lambda: export(network, example, temporary))
+            written = sorted(str(out.parent / file.name) for file in temporary.parent.iterdir())
+    else:
+        written = [str(out)]
+        folded, report = fold_model(network, example, leave=stays, tolerance=tolerance)
+        _write("--out", out, lambda: save_state(folded.state_dict(), out))
+    from batchnorm.present import plain_console
+
+    plain_console().print(report)
+    typer.echo(f"written to {' and '.join(written)}")
+    if json is not None:
+        configuration = {"model": model, "checkpoint": str(checkpoint or ""), "input": input, "out": str(out)}
+        summary = json_module.loads(report.to_json())
+        _write_json(json, RecordFile("fold", configuration, _measured(report), summary))
+
+
+# ---- what comes in
+
+
+def _dtype_of(model: nn.Module) -> torch.dtype | None:
+    """The kind of floating-point numbers that a model computes with."""
+    return next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), None)
+
+
+def _moved(inputs: Any, model: nn.Module) -> Any:
+    """Inputs where the model is."""
+    from torch import Tensor
+    from torch.utils._pytree import tree_map
+
+    device = next((p.device for p in model.parameters()), None)
+    return inputs if device is None else tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, inputs)
+
+
+def _forward(model: nn.Module, batch: Batch) -> Any:
+    inputs = _moved(batch.inputs, model)
+    return called(f"the model, given {_sizes(inputs)},", lambda: call_batch(model, batch._replace(inputs=inputs)))
+
+
+def _try(model: nn.Module, example: Any) -> None:
+    """Run the model once, so that an example that it does not take ends in one sentence."""
+    import torch
+
+    from batchnorm.graph import call_with
+    from batchnorm.nested import fresh
+    from batchnorm.preserve import untouched
+
+    with torch.no_grad(), untouched(model):
+        called(f"the model, given {_sizes(example)},", lambda: call_with(model, fresh(example)))
+
+
+def _sizes(inputs: Any) -> str:
+    from batchnorm.nested import tensors_in
+
+    kinds = [f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in(inputs)]
+    return ", ".join(kinds) or f"a {type(inputs).__name__}"
+
+
+# ---- what goes out
+
+
+def _check_target(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:
+    """Refuse a file that could not be written, before anything is computed.
+
+    >>> _check_target("--out", Path("/"))
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: --out is /, a folder; name a file in it
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise BatchNormError(f"{option} is {path}, a folder", do="name a file in it")
+    if suffixes:
+        check_suffix(path, suffixes)
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise BatchNormError(f"{option} is {path}, but {nearest} cannot be written to", do="choose another place")
+
+
+def _write(option: str, path: Path, save: Any) -> None:
+    try:
+        save()
+    except OSError as error:
+        raise BatchNormError(f"{option} {path} cannot be written: {error}") from error
+
+
+def _write_json(path: Path, record: RecordFile) -> None:
+    _write("--json", path, lambda: record.write(path))
+    typer.echo(f"report written to {path}")
+
+
+def _measured(report: Report) -> tuple[Measurement, ...]:
+    found = report.certificate
+    return () if found is None else (Measurement("largest difference of outputs", {}, (found.absolute,)),)
+
+
+def _moves(before: nn.Module, after: nn.Module, calibrated: Calibrated) -> list[Measurement]:
+    """How far every channel's mean moved, in standard deviations as they are now, and by what its variance grew."""
+    moves: list[Measurement] = []
+    for path in calibrated.report.paths:
+        old: Any = before.get_submodule(path)
+        new: Any = after.get_submodule(path)
+        width = (new.running_var.double() + new.eps).sqrt()
+        mean = (new.running_mean.double() - old.running_mean.double()).abs() / width
+        var = width**2 / (old.running_var.double() + new.eps)
+        moves.append(Measurement("move of the mean", {"layer": path}, tuple(mean.tolist()), "standard deviations"))
+        moves.append(Measurement("growth of the variance", {"layer": path}, tuple(var.tolist()), "times"))
+    return moves
+
+
+def _show_calibrated(calibrated: Calibrated, moves: list[Measurement], until: float | None) -> None:
+    from batchnorm.present import Listing, draw, listings, plain_console
+
+    console = plain_console()
+    rows = tuple(
+        (
+            str(mean.setting["layer"]) or "the model",
+            f"{max(mean.samples):.3g}",
+            f"{min(var.samples):.3g} to {max(var.samples):.3g}",
+            *(f"{error:.2g}" for error in calibrated.standard_errors[str(mean.setting["layer"])]),
+        )
+        for mean, var in zip(moves[::2], moves[1::2], strict=True)
+    )
+    columns = ("layer", "mean moved by", "variance times", "error of mean", "of variance")
+    layers = len(calibrated.report.paths)
+    title = (
+        f"{layers} layer{'s' * (layers != 1)} calibrated on {calibrated.samples} samples in {calibrated.batches} "
+        f"batch{'es' * (calibrated.batches != 1)}"
+    )
+    console.print(draw(Listing(title, columns, rows), numbers=columns[1:]))
+    for listing in listings(Report((), calibrated.report.left)):
+        console.print(draw(listing))
+    console.print(
+        "Moves of the mean are in standard deviations, the largest of all channels; errors are standard errors "
+        "(inf: one batch cannot tell).",
+        soft_wrap=True,
+    )
+    if until is not None and not calibrated.enough:
+        console.print(
+            f"The standard error is {calibrated.standard_error:.2g}, above --until {until:g}: more data would help.",
+            soft_wrap=True,
+        )
