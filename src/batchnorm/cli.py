@@ -13,7 +13,7 @@ from batchnorm.transforms.command import calibrate, fold
 
 app = typer.Typer(
     name="batchnorm",
-    help="Batch Normalization for PyTorch: see what it buys, check and transform networks that have it, and make it fast.",
+    help="Batch Normalization for PyTorch: see what it buys, check and transform networks with it, make it fast.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
