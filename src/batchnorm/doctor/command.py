@@ -91,15 +91,13 @@ def check(
     What is not given comes from the table tool.batchnorm of the nearest
     pyproject.toml: select, ignore, fail-on, format, per-module-ignores.
     """
-    from batchnorm.doctor.formats import Outcome
-
     settings = config.find_settings()
     if settings.note:
         typer.echo(f"batchnorm: {settings.note}", err=True)
+    _check_options(fix, unsafe_fixes, out, batch_size, max_batches)
     fail_on = config.one_of(fail_on or settings.fail_on, config.FAIL_ON, "--fail-on")
     format = config.one_of(format or settings.format, config.FORMATS, "--format")
     chosen = _words(select, "--select") or settings.select, _words(ignore, "--ignore") or settings.ignore
-    _check_options(fix, unsafe_fixes, out, batch_size, max_batches)
     wants_model = {
         "--checkpoint": checkpoint, "--input": example, "--data": data, "--optimizer": optimizer, "--before": before,
         "--fix": fix,
@@ -120,6 +118,8 @@ def check(
             subject, arguments = _load(model, checkpoint, key, example, data, batch_size, optimizer, before)
         arguments |= {"select": chosen[0], "ignore": chosen[1], "max_batches": max_batches}
         findings, ignored, report = _examine(subject, arguments, settings, unsafe_fixes, out)
+    from batchnorm.doctor.formats import Outcome
+
     file, line = where_written(model)
     _show(Outcome(model, findings, report, file, line, ignored, everything), format)
     if findings.at_least(fail_on):
