@@ -9,6 +9,14 @@ from batchnorm.errors import BatchNormError
 
 FILES = {
     "BN101": "bias_before_norm",
+    "BN102": "decayed_affine",
+    "BN103": "contradictory_flags",
+    "BN104": "foreign_momentum",
+    "BN105": "partly_frozen",
+    "BN106": "sync_on_cpu",
+    "BN107": "lossy_conversion",
+    "BN108": "shared_norm",
+    "BN109": "low_precision_statistics",
     "BN201": "stale_statistics",
     "BN301": "validation_in_train_mode",
 }

@@ -57,6 +57,7 @@ def fix(
         example if example is not None else subject.example if subject else None,
         batches,
         forward or (subject._forward if subject else None),
+        subject.before if subject else None,
     )
     changes: list[Change] = []
     left: dict[str, str] = {}

@@ -209,20 +209,23 @@ class Run:
                 warnings.warn(text, BatchNormWarning, stacklevel=4)
 
 
-def uses(layer: _BatchNorm) -> tuple[bool, bool]:
-    """Whether a layer, as it is, normalises with the batch's statistics, and whether its running ones move.
+def uses(layer: _BatchNorm, training: bool | None = None) -> tuple[bool, bool]:
+    """Whether a layer normalises with the batch's statistics, and whether its running ones move.
 
     >>> uses(nn.BatchNorm1d(2)), uses(nn.BatchNorm1d(2).eval())
     ((True, True), (False, False))
+
+    It is asked of the mode that the layer is in, or of the one that ``training`` says.
     """
+    training = layer.training if training is None else training
     tracked = layer.running_mean is not None and layer.running_var is not None
     if isinstance(layer, _Fast):
         auto = layer.statistics == "auto"
-        from_batch = (layer.training or not tracked) if auto else layer.statistics == "batch"
-        moves = layer.training and layer.track_running_stats if layer.update is None else layer.update
+        from_batch = (training or not tracked) if auto else layer.statistics == "batch"
+        moves = training and layer.track_running_stats if layer.update is None else layer.update
     else:
-        from_batch = layer.training or not tracked
-        moves = layer.training and layer.track_running_stats
+        from_batch = training or not tracked
+        moves = training and layer.track_running_stats
     return from_batch, bool(tracked and moves and layer.momentum != 0.0)
 
 

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from batchnorm.dataflow import Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import call_with, trace
+from batchnorm.layers.sync import Synchronised
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import untouched
 from batchnorm.transforms.calibrate import Calibrated, calibrate
@@ -139,6 +140,17 @@ class Subject:
                     where="check",
                     do="give an example that the model accepts (example=, --input)",
                 ) from error
+
+    @cached_property
+    def waits(self) -> bool:
+        """Whether a pass in training mode would wait for other ranks, which were not said to look as well.
+
+        >>> Subject(nn.SyncBatchNorm(3)).waits
+        False
+        """
+        together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        synchronised = any(isinstance(m, (nn.SyncBatchNorm, Synchronised)) for _, m in self.layers)
+        return together and synchronised and self.process_group is None
 
     @cached_property
     def labelled(self) -> bool:
