@@ -83,6 +83,8 @@ def test_fixed(code, name):
         _, report = bn.fix(arguments["model"], findings)
         assert not report.changes
         assert report.left
+        arguments = given(code, name, "SICK")  # an optimiser has followed to that copy
+        before, findings = snapshot(arguments["model"]), checked(arguments, code)
     repaired, report = bn.fix(arguments["model"], findings, unsafe=True)
     if reparable:
         assert report.changes

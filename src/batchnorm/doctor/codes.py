@@ -18,6 +18,12 @@ FILES = {
     "BN108": "shared_norm",
     "BN109": "low_precision_statistics",
     "BN201": "stale_statistics",
+    "BN202": "never_updated",
+    "BN203": "poisoned_statistics",
+    "BN204": "single_value",
+    "BN205": "tiny_batch",
+    "BN206": "padded_input",
+    "BN207": "large_mean",
     "BN301": "validation_in_train_mode",
 }
 

@@ -12,6 +12,7 @@ from batchnorm.doctor.codes import RULES
 from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.patient import Needed, Patient
 from batchnorm.doctor.subject import Forward
+from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.records import Certificate, Change, Finding, Report
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
 from batchnorm.transforms.verify import verify
@@ -98,7 +99,14 @@ def _named(path: str, findings: list[Finding]) -> bool:
     return any(finding.path == path for finding in findings)
 
 
-def _certify(model: nn.Module, patient: Patient, keeps: bool) -> Certificate:
+def _certify(model: nn.Module, patient: Patient, keeps: bool) -> Certificate | None:
     before, after = copy.deepcopy(model).eval(), copy.deepcopy(patient.model).eval()
     tolerance = None if keeps else float("inf")
-    return verify(before, after, patient.example, verb="fix", forward=patient.forward, tolerance=tolerance)
+    try:
+        return verify(before, after, patient.example, verb="fix", forward=patient.forward, tolerance=tolerance)
+    except NotEquivalent:
+        raise
+    except BatchNormError:  # the model gave nothing that could be compared: that may be why it was repaired
+        if keeps:
+            raise
+        return None

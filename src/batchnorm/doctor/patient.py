@@ -10,6 +10,8 @@ from torch.optim import Optimizer
 
 from batchnorm.doctor.subject import Forward
 from batchnorm.errors import BatchNormError
+from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from batchnorm.records import Change
 
 
 class Needed(BatchNormError):
@@ -47,3 +49,29 @@ class Patient:
                 do=f"give {'data=' if what == 'batches' else 'example='}, or leave its findings out",
             )
         return value
+
+
+_OURS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: BatchNorm1d,
+    nn.BatchNorm2d: BatchNorm2d,
+    nn.BatchNorm3d: BatchNorm3d,
+}
+PLAIN = tuple(_OURS)  # what `to_ours` can exchange
+
+
+def to_ours(path: str, layer: nn.Module) -> Change | str:
+    """Make a layer of torch's one of ours, in its place, with its tensors and hooks; or say why that cannot be done.
+
+    >>> layer = nn.BatchNorm2d(3)
+    >>> print(to_ours("bn1", layer))
+    bn1: class torch.nn.BatchNorm2d -> batchnorm.BatchNorm2d
+    >>> to_ours("bn1", layer)
+    'it is a layer of ours already'
+    """
+    old = type(layer)
+    if old in _OURS.values():
+        return "it is a layer of ours already"
+    if old not in _OURS:
+        return f"{old.__name__} is a class of its own, and may compute something else"
+    layer.__class__ = _OURS[old]
+    return Change(path, "class", f"torch.nn.{old.__name__}", f"batchnorm.{old.__name__}")

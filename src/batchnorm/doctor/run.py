@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from batchnorm.doctor.findings import Findings
 from batchnorm.errors import BatchNormWarning
+from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.records import Finding
 
@@ -48,6 +49,10 @@ class Watcher:
         """The model is called."""
         return ()
 
+    def on_input(self, run: Run, path: str, layer: _BatchNorm, x: Tensor, mask: Tensor | None) -> Iterable[Finding]:
+        """A BN layer is about to run, and may raise."""
+        return ()
+
     def on_pass(self, run: Run, seen: Pass) -> Iterable[Finding]:
         """A BN layer has run."""
         return ()
@@ -65,7 +70,7 @@ class Watcher:
         return ()
 
 
-EVENTS = ("on_call", "on_pass", "on_return", "on_step", "on_end")
+EVENTS = ("on_call", "on_input", "on_pass", "on_return", "on_step", "on_end")
 
 
 class Run:
@@ -126,6 +131,8 @@ class Run:
         add(model.register_forward_pre_hook(self._called, with_kwargs=True, prepend=True).remove)
         add(model.register_forward_hook(self._returned, always_call=True).remove)
         for layer in self._paths:
+            if self._listeners["on_input"]:
+                add(layer.register_forward_pre_hook(self._given, with_kwargs=True).remove)
             add(layer.register_forward_hook(self._passed, with_kwargs=True).remove)
         for optimizer in self.optimizers:
             add(optimizer.register_step_pre_hook(self._steps).remove)
@@ -153,6 +160,17 @@ class Run:
             self._tell("on_return", output)
             self.labels = None
             self._say()
+
+    def _given(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        assert isinstance(layer, _BatchNorm)
+        try:  # the usual call first: to read a signature takes longer than a small layer
+            x, mask = (
+                (arguments[0], None) if len(arguments) == 1 and not keywords else shown(layer, arguments, keywords)
+            )
+        except TypeError:  # the layer will say it better
+            return
+        if isinstance(x, Tensor):
+            self._tell("on_input", self._paths[layer], layer, x, mask)
 
     def _passed(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         assert isinstance(layer, _BatchNorm)
