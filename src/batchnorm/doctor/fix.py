@@ -47,9 +47,8 @@ def fix(
     subject = findings.subject if isinstance(findings, Findings) else None
     wanted = list(findings)
     if optimizer is None and subject is not None and subject.model is model:
-        optimizers = subject.optimizers
-    else:
-        optimizers = tuple(check_optimizers(model, optimizer, "fix"))
+        optimizer = subject.optimizers
+    optimizers = tuple(check_optimizers(model, optimizer, "fix"))
     batches = tuple(data) if data is not None else tuple(subject.batches) if subject else ()
     copied, followers = copy.deepcopy((model, optimizers))
     patient = Patient(

@@ -63,7 +63,9 @@ def scheduled():
 
 
 SICK = {
-    "all parameters": lambda: trained(lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)),
+    "all parameters": lambda: trained(
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    ),
     "AdamW": lambda: trained(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3)),
     "Adam": lambda: trained(lambda m: torch.optim.Adam(m.parameters(), lr=1e-3, weight_decay=1e-4)),
     "named": lambda: trained(lambda m: torch.optim.SGD(m.named_parameters(), lr=0.1, weight_decay=1e-4)),
