@@ -26,8 +26,8 @@ HEAD = """# The zoo
 Made by `python benchmarks/doctor_zoo.py > docs/zoo.md`. Stock architectures of torchvision {torchvision}, timm {timm}
 and transformers {transformers} (torch {torch}), with random weights, the exact statistics of random data
 (`bn.calibrate`), and an optimiser with `bn.param_groups`; those of transformers in small. Each is checked as it is
-deployed, on data, and as it is trained, with an example and the optimiser. `tests/doctor/test_zoo.py` asserts that there
-is no error and no warning but those that are listed below as true.
+deployed, on data, and as it is trained, with an example and the optimiser. `tests/doctor/test_zoo.py` asserts that
+there is no error and no warning but those that are listed below as true.
 
 {models} architectures, {layers} BN layers, {rules} rules; {clean} architectures have no findings.
 """

@@ -22,7 +22,14 @@ from torch import nn
 
 
 def make():
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return stale(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1)), 1)
+
+
+def stale(model, name):
+    layer = model.get_submodule(str(name))
+    layer.running_mean.fill_(-9.0)
+    layer.num_batches_tracked.fill_(100)
+    return model
 
 
 def clean():
@@ -33,13 +40,14 @@ class Two(nn.Module):
     def __init__(self):
         super().__init__()
         self.bn = nn.BatchNorm1d(4)
+        stale(self, "bn")
 
     def forward(self, a, b):
         return self.bn(a) * b
 
 
 def batches():
-    return [(torch.randn(8, 3, 6, 6) * 5 + 3, torch.zeros(8, dtype=torch.long)) for _ in range(4)]
+    return [(torch.randn(16, 3, 6, 6) * 5 + 3, None) for _ in range(4)]
 
 
 def named():
@@ -354,7 +362,7 @@ def test_explain(run):
 
 @pytest.mark.parametrize(
     ("word", "meant"),
-    [("BN1O1", "did you mean"), ("stale-statistic", "did you mean BN201 stale-statistics?"),
+    [("BN1O1", "did you mean"), ("stale-statistic", "did you mean BN201 stale-statistics"),
      ("statistics", "stale-statistics"), ("zzzzzz", "`batchnorm rules` lists them"), ("", "lists them"),
      ("x" * 5000, "xxx...'"), ("BN20", "BN201 stale-statistics")],
     ids=lambda text: text[:20],
@@ -409,6 +417,8 @@ def test_help_does_not_import_torch():
 
 def test_fix_says_what_it_lacks_and_repairs_the_rest():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    model[1].running_mean.fill_(-9.0)
+    model[1].num_batches_tracked.fill_(100)
     data = [torch.randn(16, 3, 6, 6) * 4 + 7 for _ in range(3)]
     found = list(bn.check(model, data=data, select=["BN101", "BN201"]))
     assert [finding.code for finding in found] == ["BN201", "BN101"]

@@ -11,11 +11,14 @@ EXAMPLE = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 
 def sick():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    model[1].running_mean.fill_(-9.0)  # of other data
+    model[1].num_batches_tracked.fill_(100)
+    return model
 
 
 def shifted():
-    return [EXAMPLE * 5 + 8 + n for n in range(4)]
+    return [EXAMPLE.repeat(8, 1, 1, 1) * (5 + n) + 8 + n for n in range(4)]
 
 
 def test_advice_passes_and_is_returned():
