@@ -28,8 +28,9 @@ layer = bn.BatchNorm2d(64, statistics="batch")  # the batch's, always
 ```
 
 ## Fix safety
-Safe: the layer goes on to do what it does now, in training and in evaluation, and says so with explicit switches. Whether
-that is what was meant is for you to say. Where nothing sensible happens now (one buffer of two), there is no fix.
+Safe: the layer goes on to do what it does now, in training and in evaluation, and says so with explicit switches.
+Whether that is what was meant is for you to say. Where nothing sensible happens now (one buffer of two), there is no
+fix.
 
 ## References
 - pytorch/pytorch#20967
@@ -89,8 +90,8 @@ def _of(path: str, layer: _NormBase, subject: Subject) -> Iterator[Finding]:
     elif batch and all(has) and not tracks and not switched:
         yield RULE.found(
             path,
-            "track_running_stats is False, but its buffers are there: training uses the batch and learns no statistics, "
-            f"evaluation uses the buffers{_off(subject, layer, numbers)}",
+            "track_running_stats is False, but its buffers are there: training uses the batch and learns no "
+            f"statistics, evaluation uses the buffers{_off(subject, layer, numbers)}",
             "bn.freeze(model), or a bn.BatchNorm with update=False or statistics='batch': say which is meant",
             fix="safe" if _switchable(layer) else "none",
             **numbers,

@@ -67,7 +67,8 @@ def look(subject: Subject) -> Iterator[Finding]:
                 scheduled = "initial_lr" in group
                 yield RULE.found(
                     path,
-                    f"its {which} ({size} values) have weight decay {_decay(group):g} (group {index} of {kind}){halved}",
+                    f"its {which} ({size} values) have weight decay {_decay(group):g} (group {index} of {kind})"
+                    + halved,
                     "bn.param_groups(model, weight_decay) gives the optimiser groups that leave them out"
                     + ("; then make the learning rate's schedule again" if scheduled else ""),
                     severity="warning" if steps is not None and steps < FAST else "advice",

@@ -6,8 +6,8 @@ them unstable (outside of 0 to 1), or whose eps is so large that it is no guard 
 
 ## Why is this bad?
 In torch, momentum is the weight of the new batch: 0.1 means that the running statistics are an average of about 19
-batches. In Keras, TensorFlow and flax it is the weight of the old value: their 0.99 is torch's 0.01. Copied as it is, it
-makes the running statistics those of the last batch, and evaluation as noisy as one batch. An eps of 0.8 comes from
+batches. In Keras, TensorFlow and flax it is the weight of the old value: their 0.99 is torch's 0.01. Copied as it is,
+it makes the running statistics those of the last batch, and evaluation as noisy as one batch. An eps of 0.8 comes from
 ``nn.BatchNorm2d(64, 0.8)``, whose second argument is eps; it shrinks every channel of small variance.
 
 An eps of 1e-3 is Keras's default, and right for weights that were trained with it.
@@ -69,7 +69,7 @@ def _momentum(path: str, momentum: float) -> Iterator[Finding]:
         )  # fmt: skip
     elif momentum >= FOREIGN:
         batches = (2 - momentum) / momentum  # as many independent batches as have the variance of the average
-        average = f"the running statistics are an average of {batches:.2g} batches"
+        average = f"the running statistics are an average of {batches:.1f} batches"
         if momentum == 1.0:
             yield RULE.found(
                 path,

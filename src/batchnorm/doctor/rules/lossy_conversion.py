@@ -4,7 +4,8 @@
 With the model as it was (``before=``), it gives every BN layer that has another class now the same tensors and the same
 input as its predecessor, and compares what they make. Without, it looks for the trace that torch's
 ``convert_sync_batchnorm`` leaves: a plain layer with submodules that it never calls. In a model that is being
-synchronised (ranks are given, or some layers are synchronised already) it tries the conversion on the layers that are not.
+synchronised (ranks are given, or some layers are synchronised already) it tries the conversion on those that are
+not.
 
 ## Why is this bad?
 ``convert_sync_batchnorm`` makes a bare SyncBatchNorm of every subclass of BN: an activation, dropout or ghost batches
@@ -80,8 +81,8 @@ def look(subject: Subject) -> Iterator[Finding]:
             if lost > LOST:
                 yield RULE.found(
                     path,
-                    f"torch's convert_sync_batchnorm would make a plain layer of this {type(layer).__name__}, and change "
-                    f"its output by {lost:.0%} (tried on a copy)",
+                    f"torch's convert_sync_batchnorm would make a plain layer of this {type(layer).__name__}, and "
+                    f"change its output by {lost:.0%} (tried on a copy)",
                     "bn.convert(model, 'sync') keeps what a class does", severity="advice", fix="none", change=lost,
                 )  # fmt: skip
 
@@ -102,8 +103,8 @@ def _compared(subject: Subject, before: nn.Module) -> Iterator[Finding]:
         if lost > LOST:
             yield RULE.found(
                 path,
-                f"it was a {type(was).__name__} and is a {type(now).__name__}: given the same tensors, its output differs "
-                f"by {lost:.0%}",
+                f"it was a {type(was).__name__} and is a {type(now).__name__}: given the same tensors, its output "
+                f"differs by {lost:.0%}",
                 _REPAIR, change=lost, was=type(was).__name__, now=type(now).__name__,
             )  # fmt: skip
 
@@ -198,7 +199,8 @@ def _does_something(child: nn.Module, channels: int) -> bool:
 
 
 def _would_lose(layer: _BatchNorm) -> float:
-    return _difference(layer, nn.SyncBatchNorm.convert_sync_batchnorm(_alone(layer)), None)
+    bare: _BatchNorm = nn.SyncBatchNorm.convert_sync_batchnorm(_alone(layer))  # type: ignore[no-untyped-call]
+    return _difference(layer, bare, None)
 
 
 def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
@@ -213,11 +215,12 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
         assert isinstance(now, _BatchNorm)
         assert isinstance(was, _BatchNorm)
         new = copy.deepcopy(was).train(now.training)
-        for tensors, theirs in ((new._parameters, now._parameters), (new._buffers, now._buffers)):
-            tensors.update({name: t for name, t in theirs.items() if name in tensors})  # type: ignore[attr-defined]
+        new._parameters.update({name: p for name, p in now._parameters.items() if name in new._parameters})
+        new._buffers.update({name: t for name, t in now._buffers.items() if name in new._buffers})
         if isinstance(now, (nn.SyncBatchNorm, Synchronised)):
-            new, report = convert(new, "sync", process_group=vars(now).get("process_group"), inplace=True)  # type: ignore[assignment]
-            left.update({path: f"not synchronised: {why}" for why in report.left.values()})
+            _, report = convert(new, "sync", process_group=vars(now).get("process_group"), inplace=True)
+            if report.left:
+                left[path] = f"not synchronised: {next(iter(report.left.values()))}"
         changes.append(Change(path, "class", type(now).__name__, type(new).__name__))
         for owner in list(patient.model.modules()):
             for name, child in owner._modules.items():

@@ -7,9 +7,9 @@ does, and looks whether they stay frozen. While training runs, it notices a laye
 steps, and is not any more.
 
 ## Why is this bad?
-``requires_grad = False`` does not reach buffers: the "frozen" backbone normalises with batch statistics, and its running
-ones drift to the new data, so that it gives other features after training than before. ``layer.eval()`` stops that
-until the next ``model.train()``, which sets the mode of every module.
+``requires_grad = False`` does not reach buffers: the "frozen" backbone normalises with batch statistics, and its
+running ones drift to the new data, so that it gives other features after training than before. ``layer.eval()`` stops
+that until the next ``model.train()``, which sets the mode of every module.
 
 ## Example
 ```python
@@ -164,7 +164,7 @@ class _Watcher(Watcher):
         if steps >= STEPS and (path not in self.ever or self.validated) and learns == learnt:
             yield RULE.found(
                 path,
-                f"it was frozen by eval() for {steps} steps, and model.train() has undone that: its statistics move again",
+                f"it was frozen by eval() for {steps} steps, and train() has undone that: its statistics move again",
                 _REPAIR,
                 fix="none", step=run.step, steps_frozen=steps, call=run.call,
             )  # fmt: skip

@@ -1,8 +1,8 @@
 """One BN layer fed from several places: its running statistics fit none of them.
 
 ## What it does
-Finds BN layers that are called several times in one forward pass, and measures the moments of what each call gives them:
-by how many standard deviations the means are apart, and by which factor the variances.
+Finds BN layers that are called several times in one forward pass, and measures the moments of what each call gives
+them: by how many standard deviations the means are apart, and by which factor the variances.
 
 ## Why is this bad?
 In training every call is normalised with its own batch; the running statistics take all of them in turn. If the calls
@@ -34,7 +34,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,8 +74,8 @@ def look(subject: Subject) -> Iterator[Finding]:
             continue
         yield RULE.found(
             path,
-            f"it is called {calls} times in a pass, on different distributions: means up to {off:.2g} standard deviations "
-            f"apart, variances by a factor of {math.exp(ratio):.2g}",
+            f"it is called {calls} times in a pass, on different distributions: means up to {off:.2g} standard "
+            f"deviations apart, variances by a factor of {math.exp(ratio):.2g}",
             "one BN layer for each place, or bn.DomainBatchNorm, which keeps the statistics apart",
             calls=calls, mean_apart=off, variance_ratio=math.exp(ratio), samples=len(sites[0][0]) if sites else 0,
         )  # fmt: skip
@@ -95,15 +96,21 @@ Site = tuple[Tensor, Tensor]  # of every sample: the means of its values and of 
 
 def _sites(subject: Subject, layers: list[_BatchNorm]) -> dict[_BatchNorm, list[Site]]:
     """What each call of the layers is given, over the first batches, normalised as in training if that is possible."""
-    batches = subject.batches[:BATCHES]
-    runs = [lambda m, b=b: subject.run_batch(m, b) for b in batches] or [lambda m: subject.run(m, subject.example)]  # type: ignore[misc]
+    runs: list[Callable[[nn.Module], Any]] = [partial(_run, subject, batch) for batch in subject.batches[:BATCHES]]
+    runs = runs or [partial(subject.run, example=subject.example)]
     try:
         return _watched(subject, layers, runs, not subject.waits)
     except ValueError:  # one value per channel somewhere
         return _watched(subject, layers, runs, False)
 
 
-def _watched(subject: Subject, layers: list[_BatchNorm], runs: list[Any], training: bool) -> dict[_BatchNorm, list[Site]]:
+def _run(subject: Subject, batch: Any, model: nn.Module) -> Any:
+    return subject.run_batch(model, batch)
+
+
+def _watched(
+    subject: Subject, layers: list[_BatchNorm], runs: list[Any], training: bool
+) -> dict[_BatchNorm, list[Site]]:
     seen: dict[_BatchNorm, list[list[Site]]] = {layer: [] for layer in layers}
     count: dict[_BatchNorm, int] = {}
 
@@ -133,15 +140,8 @@ def _watched(subject: Subject, layers: list[_BatchNorm], runs: list[Any], traini
 
 
 def _furthest(sites: list[Site]) -> tuple[float, float, bool]:
-    """Of all pairs of calls: how far the means and the variances are apart at most, and whether that is more than chance."""
-    moments = []
-    for means, squares in sites:
-        n = len(means)
-        mean = means.mean(0)
-        spread = squares - 2 * mean * means + mean.square()  # of each sample, about the common mean
-        var = spread.mean(0)
-        errors = [(t.std(0) if n > 1 else torch.full_like(mean, math.inf)) / math.sqrt(n) for t in (means, spread)]
-        moments.append((n, mean, var, *errors))
+    """Of all pairs of calls: how far means and variances are apart at most, and whether that is more than chance."""
+    moments = [_moments(*site) for site in sites]
     off = ratio = 0.0
     different = False
     for (n, mean, var, e_mean, e_var), (k, mean2, var2, e_mean2, e_var2) in itertools.combinations(moments, 2):
@@ -156,6 +156,15 @@ def _furthest(sites: list[Site]) -> tuple[float, float, bool]:
             different = True
         off, ratio = max(off, d), max(ratio, r)
     return off, min(ratio, 50.0), different
+
+
+def _moments(means: Tensor, squares: Tensor) -> tuple[int, Tensor, Tensor, Tensor, Tensor]:
+    """The number of samples, their mean and variance by channel, and the standard errors of both."""
+    n, mean = len(means), means.mean(0)
+    spread = squares - 2 * mean * means + mean.square()  # of each sample, about the common mean
+    unknown = torch.full_like(mean, math.inf)
+    of_mean, of_var = ((t.std(0) if n > 1 else unknown) / math.sqrt(n) for t in (means, spread))
+    return n, mean, spread.mean(0), of_mean, of_var
 
 
 def _rms(values: Tensor) -> float:

@@ -4,8 +4,8 @@
 Finds torch's ``SyncBatchNorm`` layers whose tensors lie on a CPU, and tries one of them on a small batch.
 
 ## Why is this bad?
-torch's layer exchanges its statistics with CUDA collectives only. On a CPU it raises "SyncBatchNorm expected input tensor
-to be on GPU": in training once a process group is initialised, and in older versions of torch always, in
+torch's layer exchanges its statistics with CUDA collectives only. On a CPU it raises "SyncBatchNorm expected input
+tensor to be on GPU": in training once a process group is initialised, and in older versions of torch always, in
 evaluation too, which is how a model that was trained on GPUs fails on a laptop.
 
 ## Example
@@ -92,7 +92,8 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
         _, report = convert(layer, "sync", inplace=True)
         layer._path = path  # whom it is called by where a rank is missing
         changes += [Change(path, c.what, c.before, c.after) for c in report.changes]
-        left.update({path: why for why in report.left.values()})
+        if report.left:
+            left[path] = next(iter(report.left.values()))
     return Report(tuple(changes), left)
 
 
