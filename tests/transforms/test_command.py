@@ -221,6 +221,18 @@ def test_fold_writes_programs(folder):
     assert not any("batch_norm" in str(node.target) for node in program.graph.nodes)
 
 
+def test_a_program_that_gives_something_else_leaves_the_old_file(folder, monkeypatch):
+    from batchnorm.transforms import export
+
+    monkeypatch.setattr(export, "difference", lambda old, new: (1.0, 1.0))
+    (folder / "model.pt2").write_text("old")
+    before = sorted(os.listdir())
+    with pytest.raises(bn.NotEquivalent, match=r"model\.pt2 gives something else than the model"):
+        run("fold", "net.py:make", "--input", "2,2,6,6", "--out", "model.pt2")
+    assert (folder / "model.pt2").read_text() == "old"
+    assert sorted(os.listdir()) == before
+
+
 def test_fold_writes_onnx(folder):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")

@@ -128,6 +128,23 @@ def test_a_gradient_that_is_lost_is_found(monkeypatch, name):
         bn.insert(Net(), EXAMPLE, name, preserve=EXAMPLE)
 
 
+class Still(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, self.weight.detach(), self.bias)
+
+
+def test_a_gradient_of_one_weight_that_is_lost_is_found(monkeypatch):
+    from batchnorm.transforms import insert as module
+
+    def spoil(layer, norm):
+        append_norm(layer, norm)
+        layer.get_submodule("layer").__class__ = Still
+
+    monkeypatch.setattr(module, "append_norm", spoil)
+    with pytest.raises(NotEquivalent, match="in evaluation, gradients would differ by"):
+        bn.insert(Net(), EXAMPLE, "hidden", preserve=EXAMPLE)
+
+
 def test_where_rounding_moves_gradients_float64_decides(monkeypatch):
     from batchnorm.transforms import insert as module
 

@@ -97,12 +97,22 @@ def apart(old: Step, new: Step) -> dict[str, tuple[float, float, torch.dtype]]:
                 continue
             if a.numel() == 0:
                 continue
-            x, y = a.double(), b.double()
-            same = (x == y) | (x.isnan() & y.isnan())
-            gap = float(torch.where(same, 0.0, (x - y).abs()).nan_to_num(nan=float("inf")).max())
+            gap = _gap(a, b)
             scale = max(_size(a), _SMALL * largest)
             found[f"{kind} of {name}"] = (gap, gap / scale if gap else 0.0, a.dtype)
     return found
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference; where both are NaN, or the same infinity, there is none."""
+    if torch.equal(a, b):
+        return 0.0
+    x, y = a.double(), b.double()
+    gap = float((x - y).abs().max())
+    if gap == gap:
+        return gap
+    same = (x == y) | (x.isnan() & y.isnan())
+    return float(torch.where(same, 0.0, (x - y).abs()).nan_to_num(nan=float("inf")).max())
 
 
 def verify_gradients(
@@ -120,14 +130,16 @@ def verify_gradients(
     >>> print(verify_gradients(layer, layer, torch.randn(8, 3), verb="nothing"))
     gradients differ by at most 0 (0 of the largest) on 1 input; allowed: 0.0001 of the largest
 
-    Compared are the gradients of all parameters and of the inputs, the outputs, and the buffers after the step. A
-    tensor's difference counts relative to its largest number. Rounding alone can do more than that allows: a value
-    that is zero but for rounding falls on the other side of a ReLU's kink, and a share of the gradient with it. So
-    where the difference is above the tolerance, the old model is asked how far its own step moves when its parameters
-    are changed by a unit in the last place; the new one may be `KINKS` times as far away. And in float64, where this
-    does not happen, a few samples must give the same to 1e-9: then the certificate is that of float64.
+    Compared are the gradients of all parameters and of the inputs, the outputs, and the buffers after the step, with a
+    few samples of the example: they tell two functions apart as well as all of them. A tensor's difference counts
+    relative to its largest number. Rounding alone can do more than that allows: a value that is zero but for rounding
+    falls on the other side of a ReLU's kink, and a share of the gradient with it. So where the difference is above the
+    tolerance, the old model is asked how far its own step moves when its parameters are changed by a unit in the last
+    place; the new one may be `KINKS` times as far away. And in float64, where this does not happen, the two must give
+    the same to 1e-9: then the certificate is that of float64.
     """
     run = forward or call_with
+    example = _cut(before, example, run)
     worst, share, allowed = 0.0, 0.0, tolerance or 0.0
     exact = (-1.0, -1.0)  # not asked
     own = {m.training for m in before.modules()}
@@ -164,15 +176,24 @@ def verify_gradients(
     return Certificate(worst, share, allowed, 1, "gradients")
 
 
+def _cut(model: nn.Module, example: Any, run: Forward) -> Any:
+    """A few samples of the example, if the model can take so few in training mode."""
+    small = few_samples(example)
+    if small is not example:
+        try:
+            with untouched(model), torch.no_grad():
+                run(model.train(), tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, small))
+        except Exception:
+            return example
+    return small
+
+
 def _in_float64(before: nn.Module, after: nn.Module, example: Any, run: Forward, verb: str) -> tuple[float, float]:
     """The largest differences of a step with a few samples in float64; negative where that cannot be asked."""
     try:
-        pair = [step(copy.deepcopy(m).double(), double(few_samples(example)), run) for m in (before, after)]
-    except Exception:  # a batch that cannot be cut, or an operation without float64
-        try:
-            pair = [step(copy.deepcopy(m).double(), double(example), run) for m in (before, after)]
-        except Exception:
-            return -1.0, -1.0
+        pair = [step(copy.deepcopy(m).double(), double(example), run) for m in (before, after)]
+    except Exception:  # an operation without float64
+        return -1.0, -1.0
     worst, share = 0.0, 0.0
     for name, (absolute, relative, dtype) in apart(*pair).items():
         if not relative <= TOLERANCE.get(dtype, 0.0):
@@ -225,5 +246,11 @@ def double(example: Any) -> Any:
 
 
 def _size(tensor: Tensor) -> float:
-    finite = tensor[tensor.isfinite()] if tensor.numel() else tensor
-    return float(finite.double().abs().max()) if finite.numel() else 0.0
+    """The largest finite number."""
+    if not tensor.numel():
+        return 0.0
+    largest = float(tensor.abs().max())
+    if largest < float("inf"):
+        return largest
+    finite = tensor[tensor.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
