@@ -340,12 +340,12 @@ def test_channels_are_counted_once():
 @pytest.mark.parametrize("kind", ["no norm", "no parameters", "one shared layer", "meta", "steps in time"])
 def test_nothing_is_said_of_odd_models_and_nothing_breaks(code, kind):
     torch.manual_seed(0)
-    layer = nn.BatchNorm1d(4)
+    layer, linear = nn.BatchNorm1d(4), nn.Linear(4, 4, bias=False)
     model, x = {
         "no norm": (nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(8, 4)),
         "no parameters": (nn.Sequential(nn.Flatten()), torch.randn(8, 4)),
         "one shared layer": (nn.ModuleDict({"a": nn.Sequential(layer), "b": layer}), None),
-        "meta": (nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4)).to("meta"), torch.randn(8, 4, device="meta")),
+        "meta": (nn.Sequential(linear, layer).to("meta") if kind == "meta" else None, torch.randn(8, 4).to("meta")),
         "steps in time": (bn.BatchNormLSTM(4, 4), None),
     }[kind]  # fmt: skip
     parameters = list(model.parameters())

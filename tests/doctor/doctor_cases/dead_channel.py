@@ -46,6 +46,9 @@ SICK = {
     "without gamma": lambda: model(layer(lambda c: nn.BatchNorm2d(c, affine=False), running_var=([1], 0.0))),
     "ours, frozen": lambda: model(layer(bn.FrozenBatchNorm, weight=([2], 0.0))),
     "zero as a whole, after training": lambda: model(layer(weight=(ALL, 0.0))),
+    "a checkpoint that does not count": lambda: {
+        "model": {k: v for k, v in checkpoint(layer(weight=([3], 0.0)))["model"].items() if "batches" not in k}
+    },
     "dead filters under a gamma of zero": lambda: model(layer(batches=0, weight=(ALL, 0.0), running_var=([1], 0.0))),
 }
 HEALTHY = {
@@ -53,7 +56,11 @@ HEALTHY = {
     "as built": lambda: model(nn.BatchNorm2d(8)),
     "zero on purpose": lambda: model(layer(batches=0, weight=(ALL, 0.0))),
     "zero on purpose, in a checkpoint": lambda: checkpoint(layer(batches=3, weight=(ALL, 0.0))),
+    "drawn at random, not trained": lambda: model(layer(batches=20, weight=([1], 1e-5))),
     "small, but not so small": lambda: model(layer(weight=([1], 0.01), running_var=([2], 1e-3))),
+    "zero, in a checkpoint that does not count": lambda: {
+        "model": {k: v for k, v in checkpoint(layer(weight=(ALL, 0.0)))["model"].items() if "batches" not in k}
+    },
     "small as a whole": lambda: model(layer(weight=(ALL, 1e-6), running_var=(ALL, 1e-12))),
     "inputs of different units": lambda: model(layer(running_var=([0, 1], 1e9))),
     "negative": lambda: model(layer(weight=([0, 3], -1.0))),

@@ -19,8 +19,9 @@ Nothing, if they are few. Else prune them, take gamma out of the weight decay (B
 rate that killed them.
 
 ## Fix safety
-None: pruning changes shapes. A layer whose gamma is zero as a whole is not reported before it has trained: residual
-networks begin so on purpose (``zero_init_residual``), so that each block is the identity at first.
+None: pruning changes shapes. Gamma is not looked at before the layer has trained for 100 batches: residual networks
+begin with a gamma of zero on purpose (``zero_init_residual``), so that each block is the identity at first; others draw
+gamma at random.
 
 ## References
 - Goyal et al. (2017), section 5.1 (zero gamma on purpose)
@@ -39,7 +40,7 @@ from batchnorm.records import Finding
 
 GAMMA, VARIANCE = 1e-3, 1e-4  # of the layer's largest gamma; of its variances but for the largest tenth
 OF_EPS = 1e-2  # such an input is divided by the root of eps, and stays next to nothing
-YOUNG = 100  # batches, before which a gamma that is zero as a whole is one that was set so
+YOUNG = 100  # batches, before which gamma is what it was set to
 
 
 def look(subject: Subject) -> Iterator[Finding]:
@@ -50,32 +51,31 @@ def look(subject: Subject) -> Iterator[Finding]:
 
 def _of(norm: Norm) -> Iterator[Finding]:
     size = _channels(norm)
-    faded, constant = _faded(norm.weight), _constant(norm.running_var, norm.eps)
-    if norm.weight is not None and faded is not None and not bool(norm.weight.any()):
-        if _young(norm):
-            faded = None
-        else:
-            yield RULE.found(
-                norm.path,
-                f"its gamma is zero in all {size} channels, after {_batches(norm)} batches: it gives its beta "
-                "whatever it is given",
-                "see whether gamma learns (requires_grad, the optimiser's parameters)",
-                channels=size, dead=size, gamma_zero=size,
-            )  # fmt: skip
-            return
+    # A gamma that was drawn at random, or set to zero, says nothing before it has learnt.
+    faded = None if _young(norm) else _faded(norm.weight)
+    constant = _constant(norm.running_var, norm.eps)
+    if faded is not None and norm.weight is not None and not bool(norm.weight.any()):
+        yield RULE.found(
+            norm.path,
+            f"its gamma is zero in all {size} channels, after {_batches(norm)} batches: it gives its beta "
+            "whatever it is given",
+            "see whether gamma learns (requires_grad, the optimiser's parameters)",
+            channels=size, dead=size, gamma_zero=size,
+        )  # fmt: skip
+        return
     counts = [0 if mask is None else int(mask.sum()) for mask in (faded, constant)]
     if not any(counts) or size == 0:
         return
     either = _union([mask for mask in (faded, constant) if mask is not None])
     dead = int(either.sum())
     words = [
-        f"{n} have {what}"
+        f"{n} {'has' if n == 1 else 'have'} {what}"
         for n, what in zip(counts, ("a gamma of about zero", "an input that hardly varies"), strict=True)
         if n
     ]
     yield RULE.found(
         norm.path,
-        f"{dead} of its {size} channels carry nothing: {' and '.join(words)}",
+        f"{dead} of its {size} channels {'carries' if dead == 1 else 'carry'} nothing: {' and '.join(words)}",
         "prune them, if they are many; see BN102 for weight decay on gamma",
         channels=size, dead=dead, gamma_zero=counts[0], constant_input=counts[1],
         which=[int(i) for i in either.nonzero().flatten()[:8]],
@@ -116,7 +116,8 @@ def _batches(norm: Norm) -> int:
 
 
 def _young(norm: Norm) -> bool:
-    return norm.num_batches_tracked is None or _batches(norm) < YOUNG
+    whole = norm.weight is not None and not norm.weight.is_meta and not bool(norm.weight.any())
+    return whole if norm.num_batches_tracked is None else _batches(norm) < YOUNG
 
 
 RULE = Rule("BN113", "dead-channel", "advice", __doc__, look, ("tensors",))
