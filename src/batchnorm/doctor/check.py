@@ -17,6 +17,8 @@ from batchnorm.preserve import untouched
 from batchnorm.records import Finding
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
 
+PURPOSES = ("", "export")
+
 
 def check(
     model: nn.Module | Mapping[str, Tensor],
@@ -27,6 +29,7 @@ def check(
     forward: Forward | None = None,
     before: nn.Module | None = None,
     process_group: Any = None,
+    purpose: str = "",
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     max_batches: int = BATCHES,
@@ -43,17 +46,20 @@ def check(
     arguments, a dictionary of named ones), ``data`` batches of it (pairs with labels, or anything that
     ``forward(model, batch)`` can take; a DataLoader too), ``optimizer`` one or several, ``before`` the model before it
     was converted, pruned or folded by another tool, ``process_group`` the ranks that train it together (every one of
-    them calls this). ``findings.skipped`` says which rules could not look, and what they lack. Rules that look on while
-    training runs are in `batchnorm.monitor`.
+    them calls this), ``purpose="export"`` that it is to be exported next. ``findings.skipped`` says which rules could
+    not look, and what they lack. Rules that look on while training runs are in `batchnorm.monitor`.
     """
     rules = chosen(tuple(select), tuple(ignore))
+    if purpose not in PURPOSES:
+        options = ", ".join(map(repr, PURPOSES))
+        raise BatchNormError(f"the purpose is {purpose!r}", where="check", do=f"use one of {options}")
     if isinstance(model, nn.Module):
         check_tree(model, "check")
         check_ready(model, "check")
         optimizers = tuple(check_optimizers(model, optimizer, "check"))
         subject = Subject(
             model, example, data, optimizers, before=before, forward=forward, process_group=process_group,
-            max_batches=max_batches,
+            purpose=purpose, max_batches=max_batches,
         )  # fmt: skip
     elif isinstance(model, Mapping) and all(isinstance(value, Tensor) for value in model.values()):
         subject = Subject(state=model)

@@ -29,6 +29,13 @@ FILES = {
     "BN206": "padded_input",
     "BN207": "large_mean",
     "BN301": "validation_in_train_mode",
+    "BN401": "diverged_ranks",
+    "BN402": "collective_mismatch",
+    "BN403": "rebroadcast_buffers",
+    "BN501": "train_mode_export",
+    "BN502": "unfoldable",
+    "BN503": "wrong_fold",
+    "BN504": "stale_after_compression",
 }
 
 RULES: dict[str, Rule] = {

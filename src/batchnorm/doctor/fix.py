@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,7 +51,9 @@ def fix(
         optimizer = subject.optimizers
     optimizers = tuple(check_optimizers(model, optimizer, "fix"))
     batches = tuple(data) if data is not None else tuple(subject.batches) if subject else ()
-    copied, followers = copy.deepcopy((model, optimizers))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, when it copies a program that it exported
+        copied, followers = copy.deepcopy((model, optimizers))
     patient = Patient(
         copied,
         followers,
@@ -58,6 +61,7 @@ def fix(
         batches,
         forward or (subject._forward if subject else None),
         subject.before if subject else None,
+        subject.process_group if subject else None,
     )
     changes: list[Change] = []
     left: dict[str, str] = {}

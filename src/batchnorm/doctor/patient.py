@@ -35,6 +35,7 @@ class Patient:
     batches: tuple[Any, ...] = ()
     forward: Forward | None = None
     before: nn.Module | None = None  # the model before another tool changed it, if that was given to the check
+    process_group: Any = None
 
     def need(self, what: str, code: str) -> Any:
         """Return the example or the batches; say so if there are none, in which case the findings are left alone.

@@ -57,6 +57,10 @@ class Watcher:
         """A BN layer has run."""
         return ()
 
+    def on_export(self, run: Run, path: str, layer: _BatchNorm) -> Iterable[Finding]:
+        """A BN layer runs while the model is exported or traced: there are no numbers to look at."""
+        return ()
+
     def on_return(self, run: Run, output: Any) -> Iterable[Finding]:
         """The model has returned."""
         return ()
@@ -70,7 +74,7 @@ class Watcher:
         return ()
 
 
-EVENTS = ("on_call", "on_input", "on_pass", "on_return", "on_step", "on_end")
+EVENTS = ("on_call", "on_input", "on_pass", "on_export", "on_return", "on_step", "on_end")
 
 
 class Run:
@@ -149,13 +153,15 @@ class Run:
 
     def _called(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self._inside += 1
-        if self._inside == 1:
+        if self._inside == 1 and not exporting():
             self.call += 1
             self.calls_since_step += 1
             self._tell("on_call", arguments, keywords)
 
     def _returned(self, model: nn.Module, arguments: Any, output: Any) -> None:
         self._inside -= 1
+        if exporting():
+            return
         if self._inside == 0:
             self._tell("on_return", output)
             self.labels = None
@@ -169,11 +175,14 @@ class Run:
             )
         except TypeError:  # the layer will say it better
             return
-        if isinstance(x, Tensor):
+        if isinstance(x, Tensor) and not exporting():
             self._tell("on_input", self._paths[layer], layer, x, mask)
 
     def _passed(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         assert isinstance(layer, _BatchNorm)
+        if exporting():
+            self._tell("on_export", self._paths[layer], layer)
+            return
         x = arguments[0] if arguments else keywords.get("input")
         if not self._listeners["on_pass"] or not isinstance(x, Tensor) or not isinstance(output, Tensor):
             return
@@ -245,6 +254,15 @@ def uses(layer: _BatchNorm, training: bool | None = None) -> tuple[bool, bool]:
         from_batch = training or not tracked
         moves = training and layer.track_running_stats
     return from_batch, bool(tracked and moves and layer.momentum != 0.0)
+
+
+def exporting() -> bool:
+    """Whether somebody exports, compiles or traces the model: then tensors may have no numbers.
+
+    >>> exporting()
+    False
+    """
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def in_backward() -> bool:

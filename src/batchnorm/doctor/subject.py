@@ -77,11 +77,12 @@ class Subject:
         forward: Forward | None = None,
         state: Mapping[str, Tensor] | None = None,
         process_group: Any = None,
+        purpose: str = "",
         max_batches: int = BATCHES,
     ) -> None:
         self.model, self.before, self.optimizers = model, before, optimizers
         self.state = state
-        self.process_group = process_group
+        self.process_group, self.purpose = process_group, purpose
         source = getattr(data, "source", data)  # of batches that the command line has wrapped
         self.loader = source if isinstance(source, DataLoader) else None
         with random_states():  # a DataLoader draws a number whenever it begins

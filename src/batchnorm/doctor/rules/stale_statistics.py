@@ -37,22 +37,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import torch
-from torch import Tensor
-
+from batchnorm.doctor.gap import Effect, distance, few, limits
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.subject import Norm, Subject, measured
+from batchnorm.doctor.subject import Subject, measured
 from batchnorm.errors import BatchNormError
 from batchnorm.records import Finding, Report
-
-# A running average over training wanders about the exact values by about this much, and does no harm.
-MEAN, VARIANCE = 0.25, 0.4  # standard deviations; natural logarithm of the ratio (a factor of 1.5)
-OUTPUT = 0.05  # of the outputs' deviation about their mean
-ERRORS = 4.0  # so many standard errors of what the data says
-ACCURACY = 0.05
 
 
 def look(subject: Subject) -> Iterator[Finding]:
@@ -61,102 +52,34 @@ def look(subject: Subject) -> Iterator[Finding]:
         fresh, calibrated = subject.calibration
     except BatchNormError:  # no layer keeps running statistics that could be stale, or the data cannot tell
         return
-    old, new = subject.outputs, subject.outputs_of(fresh)
-    moved = moved_by(old, new)
-    if not moved > OUTPUT:
+    effect = Effect(subject, fresh, calibrated)
+    if not effect.matters:
         return
-    outputs = f"with exact statistics {'the outputs have other shapes' if math.isinf(moved) else _change(moved)}"
-    numbers: dict[str, Any] = {"samples": calibrated.samples}
-    numbers |= {} if math.isinf(moved) else {"outputs_moved": moved}
-    was, now = subject.accuracy(old), subject.accuracy(new)
-    severity = None
-    if was is not None and now is not None:
-        # The accuracy of so many examples is known to about this much, whichever it is.
-        noise = 2 * math.sqrt(0.5 / max(calibrated.samples, 1))
-        if was - now > noise:  # then what the running statistics know is worth more than this data
-            return
-        outputs += f" and accuracy goes from {was:.1%} to {now:.1%}"
-        numbers |= {"accuracy": was, "accuracy_calibrated": now}
-        severity = "error" if now - was > max(ACCURACY, noise) else None
     layers = dict(fresh.named_modules())
     for norm in subject.norms:
         if norm.path not in calibrated.report.paths or norm.is_new:  # that one is BN202's
             continue
-        gap = distance(norm, layers[norm.path])
-        # One batch cannot say how sure it is, and few are not sure of that: as if an example were a single value.
-        few = 1 / math.sqrt(max(calibrated.samples, 1))
-        of_mean, of_var = (e if e < math.inf else 0.0 for e in calibrated.standard_errors[norm.path])
-        sure_mean, sure_var = ERRORS * max(of_mean, few), ERRORS * max(of_var, math.sqrt(2) * few)
-        if gap[0] > max(MEAN, sure_mean) or gap[1] > max(VARIANCE, sure_var):
+        gap, far = distance(norm, layers[norm.path]), limits(calibrated, norm.path)
+        if gap[0] > far[0] or gap[1] > far[1]:
             yield RULE.found(
                 norm.path,
                 f"its running mean is {gap[0]:.2g} standard deviations off and its variance by a factor of "
-                f"{math.exp(min(gap[1], 700)):.2g} (root mean square over channels); {outputs}",
+                f"{math.exp(gap[1]):.2g} (root mean square over channels); {effect.words}",
                 "bn.calibrate(model, batches of the training data)",
-                severity=severity,
+                severity="error" if effect.grave else None,
                 mean_off=gap[0],
                 variance_log_ratio=gap[1],
-                running_mean=_few(norm.running_mean),
-                fresh_mean=_few(layers[norm.path].running_mean),
-                running_var=_few(norm.running_var),
-                fresh_var=_few(layers[norm.path].running_var),
-                **numbers,
+                running_mean=few(norm.running_mean),
+                fresh_mean=few(layers[norm.path].running_mean),
+                running_var=few(norm.running_var),
+                fresh_var=few(layers[norm.path].running_var),
+                **effect.numbers,
             )
-
-
-def distance(norm: Norm, exact: Any) -> tuple[float, float]:
-    """How far running statistics are from exact ones: the means, in standard deviations, and the variances, as the
-    logarithm of their ratio; root mean square over channels. NaN where they are not finite (BN203).
-    """
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    mean, var, running_mean, running_var = (
-        t.detach().double().cpu() for t in (exact.running_mean, exact.running_var, norm.running_mean, norm.running_var)
-    )
-    off = (running_mean - mean) / (var + norm.eps).sqrt()
-    apart = ((running_var + norm.eps) / (var + norm.eps)).log()
-    return float(off.square().mean().sqrt()), float(apart.square().mean().sqrt())
-
-
-def moved_by(old: list[list[Tensor]], new: list[list[Tensor]]) -> float:
-    """By how much outputs differ, as a share of their deviation about their mean (root mean squares).
-
-    Where there are no real numbers among them (labels, masks), the share of those that differ; infinity if they have
-    other shapes; NaN if none is finite.
-    """
-    pairs = [(a, b) for x, y in zip(old, new, strict=True) for a, b in zip(x, y, strict=False)]
-    if any(len(x) != len(y) for x, y in zip(old, new, strict=True)) or any(a.shape != b.shape for a, b in pairs):
-        return math.inf
-    floats = [(a.double(), b.double()) for a, b in pairs if a.dtype.is_floating_point and a.numel()]
-    if not floats:
-        count = sum(a.numel() for a, _ in pairs)
-        return sum(int((a != b).sum()) for a, b in pairs) / count if count else 0.0
-    both = [(a, b, a.isfinite() & b.isfinite()) for a, b in floats]  # a batch with a NaN is not the statistics' fault
-    real = [(a[fit], b[fit]) for a, b, fit in both]
-    count = sum(b.numel() for _, b in real)
-    if not count:
-        return math.nan
-    mean = sum(float(b.sum()) for _, b in real) / count
-    spread = math.sqrt(sum(float((b - mean).square().sum()) for _, b in real) / count)
-    apart = math.sqrt(sum(float((a - b).square().sum()) for a, b in real) / count)
-    scale = spread if spread > 1e-6 * abs(mean) else abs(mean)  # an output that does not vary has no deviation
-    return apart / scale if scale > 0 else 0.0
-
-
-def _change(moved: float) -> str:
-    return f"the outputs change by {moved:.0%}" if moved < 10 else f"the outputs change by a factor of {moved:.0f}"
-
-
-def _few(values: Tensor | None) -> list[float]:
-    assert values is not None
-    return [float(f"{v:.4g}") for v in values.detach().flatten()[:4].tolist()]
 
 
 def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
     """Measure the statistics anew."""
-    batches = patient.need("batches", RULE.code)
-    with torch.no_grad():
-        patient.model, done = measured(patient.model, batches, patient.forward)
+    patient.model, done = measured(patient.model, patient.need("batches", RULE.code), patient.forward)
     return done.report
 
 
