@@ -25,6 +25,7 @@ def assert_healthy(
     *,
     forward: Forward | None = None,
     before: nn.Module | None = None,
+    purpose: str = "",
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     per_module_ignores: Mapping[str, Sequence[str]] | None = None,
@@ -50,7 +51,7 @@ def assert_healthy(
     __tracebackhide__ = True  # pytest shows the line of the test instead
     Findings([]).at_least(fail_on)  # a word that is none is refused before anything runs
     findings = check(
-        model, example, data, optimizer, forward=forward, before=before, select=select, ignore=ignore,
+        model, example, data, optimizer, forward=forward, before=before, purpose=purpose, select=select, ignore=ignore,
         max_batches=max_batches,
     ).without(per_module_ignores or {})  # fmt: skip
     failing = Findings(findings.at_least(fail_on))

@@ -164,7 +164,7 @@ def test_a_bare_checkpoint(run, folder, suffix):
 
 @pytest.mark.parametrize(
     "option", [("--input", "1,2"), ("--data", "x.npy"), ("--fix", "--out", "y.pt"), ("--optimizer", "net.py:sgd"),
-               ("--checkpoint", "x.pt"), ("--before", "x.pt")], ids=lambda option: option[0],
+               ("--checkpoint", "x.pt"), ("--before", "x.pt"), ("--purpose", "export")], ids=lambda option: option[0],
 )  # fmt: skip
 def test_a_bare_checkpoint_lacks_the_model(run, folder, option):
     torch.save({}, folder / "best.pt")
@@ -213,6 +213,14 @@ def test_before(run, folder):
     torch.save(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).state_dict(), folder / "old.pt")
     for before in ("net.py:clean", "old.pt"):
         assert run("check", "net.py:make", "--before", before, "--select", "BN101")[0] == 0
+
+
+def test_purpose(run):
+    assert "BN501" in run("check", "net.py:make", "--purpose", "export", "--select", "BN501")[1]
+    assert "BN501" not in run("check", "net.py:make", "--select", "BN501")[1]
+    assert run("check", "net.py:make", "--purpose", "nothing")[::2] == (
+        2, "batchnorm: check: the purpose is 'nothing'; use one of '', 'export'"
+    )  # fmt: skip
 
 
 # ---- fix

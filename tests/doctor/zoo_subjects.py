@@ -85,11 +85,11 @@ def made(family, name):
         model, size = from_transformers(name)
     else:
         model, example = peer_models.subject(family, name)
-        size = (BATCH, *example.shape[1:])
+        batch, side = (4 if family in ("segmentation", "detection", "video") else BATCH), example.shape[-1]
+        small = 64 if family != "video" and name != "inception_v3" and side == 96 else side
+        size = (batch, *example.shape[1:-2], small, small)
         if family == "detection":  # of which the loss needs boxes; its backbone with the pyramid is a network by itself
             model = model.backbone
-        elif family == "vision" and name != "inception_v3":
-            size = (*size[:2], 64, 64)
     batches = [torch.randn(size) for _ in range(BATCHES)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the models' own libraries

@@ -51,6 +51,7 @@ def check(
         str,
         typer.Option(help="The model before it was converted, pruned or folded: file.py:factory, or its checkpoint."),
     ] = "",
+    purpose: Annotated[str, typer.Option(help="What comes next, if that matters: export.")] = "",
     fix: Annotated[bool, typer.Option("--fix", help="Repair what is safe to repair; write it to --out.")] = False,
     unsafe_fixes: Annotated[
         bool, typer.Option("--unsafe-fixes", help="With --fix: also repairs that change what the model computes.")
@@ -100,7 +101,7 @@ def check(
     chosen = _words(select, "--select") or settings.select, _words(ignore, "--ignore") or settings.ignore
     wants_model = {
         "--checkpoint": checkpoint, "--input": example, "--data": data, "--optimizer": optimizer, "--before": before,
-        "--fix": fix,
+        "--purpose": purpose, "--fix": fix,
     }  # fmt: skip
     with redirect_stdout(sys.stderr):  # the user's code may print; what is printed here may be read by a machine
         if is_checkpoint(model):
@@ -116,7 +117,7 @@ def check(
             arguments: dict[str, Any] = {}
         else:
             subject, arguments = _load(model, checkpoint, key, example, data, batch_size, optimizer, before)
-        arguments |= {"select": chosen[0], "ignore": chosen[1], "max_batches": max_batches}
+        arguments |= {"select": chosen[0], "ignore": chosen[1], "max_batches": max_batches, "purpose": purpose}
         findings, ignored, report = _examine(subject, arguments, settings, unsafe_fixes, out)
     from batchnorm.doctor.formats import Outcome
 
