@@ -13,7 +13,15 @@ import torch
 import batchnorm
 
 # The experiments and the benchmark run theirs beside their own tests.
-ELSEWHERE = ("batchnorm.lab", "batchnorm.bench.", "batchnorm.cli", "batchnorm.__main__", "batchnorm.kernels._")
+# A rule's docstring is its page, and its examples are its cases.
+ELSEWHERE = (
+    "batchnorm.lab",
+    "batchnorm.doctor.rules.",
+    "batchnorm.bench.",
+    "batchnorm.cli",
+    "batchnorm.__main__",
+    "batchnorm.kernels._",
+)
 DOCUMENTED = [
     "batchnorm",
     *(

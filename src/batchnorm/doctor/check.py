@@ -54,6 +54,7 @@ def check(
         options = ", ".join(map(repr, PURPOSES))
         raise BatchNormError(f"the purpose is {purpose!r}", where="check", do=f"use one of {options}")
     if isinstance(model, nn.Module):
+        check_tree(model, "check")
         check_ready(model, "check")
         optimizers = tuple(check_optimizers(model, optimizer, "check"))
         subject = Subject(
@@ -86,3 +87,35 @@ def check(
         except Exception as error:
             failed[code] = f"{type(error).__name__}: {error}"
     return Findings(found, skipped, failed, subject)
+
+
+def check_tree(model: nn.Module, where: str) -> None:
+    """Refuse a model in which a module is inside itself: torch's own ``eval()`` and ``state_dict()`` never end on it.
+
+    >>> model = nn.Sequential(nn.ReLU())
+    >>> model.up = model
+    >>> check_tree(model, "check")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: check: up is a module that is inside itself; keep the parent in a list or \
+a weak reference, so that torch does not take it for a child
+    """
+    path: list[tuple[str, nn.Module]] = []
+    done: set[int] = set()  # identities: a module may define equality
+
+    def visit(name: str, module: nn.Module) -> None:
+        if any(module is above for _, above in path):
+            inside = ".".join(part for part, _ in [*path, (name, module)] if part)
+            raise BatchNormError(
+                f"{inside} is a module that is inside itself",
+                where=where,
+                do="keep the parent in a list or a weak reference, so that torch does not take it for a child",
+            )
+        if id(module) in done:
+            return
+        path.append((name, module))
+        for child_name, child in module.named_children():
+            visit(child_name, child)
+        path.pop()
+        done.add(id(module))
+
+    visit("", model)

@@ -29,6 +29,12 @@ FILES = {
     "BN206": "padded_input",
     "BN207": "large_mean",
     "BN301": "validation_in_train_mode",
+    "BN302": "double_update",
+    "BN303": "mixed_forwards",
+    "BN304": "accumulation",
+    "BN305": "stale_copy",
+    "BN306": "batch_leak",
+    "BN307": "saturation",
     "BN401": "diverged_ranks",
     "BN402": "collective_mismatch",
     "BN403": "rebroadcast_buffers",
@@ -36,12 +42,6 @@ FILES = {
     "BN502": "unfoldable",
     "BN503": "wrong_fold",
     "BN504": "stale_after_compression",
-    "BN302": "double_update",
-    "BN303": "mixed_forwards",
-    "BN304": "accumulation",
-    "BN305": "stale_copy",
-    "BN306": "batch_leak",
-    "BN307": "saturation",
 }
 
 RULES: dict[str, Rule] = {

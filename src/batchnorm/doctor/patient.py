@@ -14,9 +14,17 @@ from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
 from batchnorm.records import Change
 
 
+class Needed(BatchNormError):
+    """A repair lacks something; nothing was changed yet."""
+
+
 @dataclass
 class Patient:
     """A model under repair: a copy, with copies of its optimisers, and what the repairs may need.
+
+    >>> Patient(nn.BatchNorm1d(2)).need("example", "BN101")
+    Traceback (most recent call last):
+    batchnorm.doctor.patient.Needed: fix: repairing BN101 needs an example; give example=, or leave its findings out
 
     A rule's ``fix`` changes ``model`` (it may put another in its place, as the verbs do, giving them ``optimizers``).
     """
@@ -30,10 +38,13 @@ class Patient:
     process_group: Any = None
 
     def need(self, what: str, code: str) -> Any:
-        """Return the example or the batches; say so if there are none."""
+        """Return the example or the batches; say so if there are none, in which case the findings are left alone.
+
+        Call it before anything is changed.
+        """
         value = getattr(self, what)
         if value is None or (what == "batches" and not value):
-            raise BatchNormError(
+            raise Needed(
                 f"repairing {code} needs {'data' if what == 'batches' else 'an example'}",
                 where="fix",
                 do=f"give {'data=' if what == 'batches' else 'example='}, or leave its findings out",

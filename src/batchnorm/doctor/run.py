@@ -190,14 +190,14 @@ class Run:
 
     def _put_hooks(self) -> None:
         add = self._stack.callback
-        called, returned = Hook(self._called), Hook(self._returned)
-        passed = Hook(self._passed, exports=bool(self._listeners["on_export"]))
+        called, returned, passed = Hook(self._called), Hook(self._returned), Hook(self._passed, exported=True)
+        given = Hook(self._given)
         for module in (self.model, *self.model.children()):  # a container is not called, but what is in it
             add(module.register_forward_pre_hook(called, with_kwargs=True, prepend=True).remove)
             add(module.register_forward_hook(returned, always_call=True).remove)
         for layer, path in self._paths.items():
             if self._listeners["on_input"]:
-                add(layer.register_forward_pre_hook(Hook(self._given), with_kwargs=True).remove)
+                add(layer.register_forward_pre_hook(given, with_kwargs=True).remove)
             # Called also if the layer raises: a recomputation ends with an exception as soon as it has what it needs.
             add(layer.register_forward_hook(passed, with_kwargs=True, always_call=True).remove)
             parameter = next((p for p in (layer.weight, layer.bias) if _learns(p)), None)
@@ -250,7 +250,7 @@ class Run:
 
     def _given(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         path = self._paths.get(layer)  # type: ignore[call-overload]
-        if path is None:  # a replica
+        if path is None:
             return
         assert isinstance(layer, _BatchNorm)
         try:  # the usual call first: to read a signature takes longer than a small layer
@@ -386,6 +386,10 @@ def uses(layer: _BatchNorm, training: bool | None = None) -> tuple[bool, bool]:
     return from_batch, bool(tracked and moves and layer.momentum != 0.0)
 
 
+def _learns(parameter: Any) -> bool:
+    return isinstance(parameter, nn.Parameter) and parameter.is_leaf and parameter.requires_grad
+
+
 def exporting() -> bool:
     """Whether somebody exports, compiles or traces the model: then tensors may have no numbers.
 
@@ -393,7 +397,3 @@ def exporting() -> bool:
     False
     """
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
-
-
-def _learns(parameter: Any) -> bool:
-    return isinstance(parameter, nn.Parameter) and parameter.is_leaf and parameter.requires_grad

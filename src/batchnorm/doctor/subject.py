@@ -83,7 +83,8 @@ class Subject:
         self.model, self.before, self.optimizers = model, before, optimizers
         self.state = state
         self.process_group, self.purpose = process_group, purpose
-        self.loader = data if isinstance(data, DataLoader) else None
+        source = getattr(data, "source", data)  # of batches that the command line has wrapped
+        self.loader = source if isinstance(source, DataLoader) else None
         with random_states():  # a DataLoader draws a number whenever it begins
             self.batches: list[Any] = [] if data is None else list(itertools.islice(data, max_batches))
         self._forward = forward
@@ -305,8 +306,15 @@ def _norms_in(state: Mapping[str, Tensor]) -> Iterator[Norm]:
     for key in state:
         if key.rpartition(".")[2] == "running_mean":
             prefix = key[: -len("running_mean")]
-            weight, bias, mean, var, count = (state.get(prefix + name) for name in _TENSORS)
+            weight, bias, mean, var, count = (_numbers(state.get(prefix + name)) for name in _TENSORS)
+            count = count if count is not None and count.numel() == 1 else None
             yield Norm(prefix.rstrip("."), weight, bias, mean, var, count)
+
+
+def _numbers(tensor: Tensor | None) -> Tensor | None:
+    """Tensors of types that are for storage only (float8) as ones that can be computed with."""
+    small = tensor is not None and tensor.dtype.is_floating_point and tensor.element_size() < 2
+    return tensor.float() if tensor is not None and small else tensor
 
 
 _TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
