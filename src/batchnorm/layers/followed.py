@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class Followed(nn.Module):
@@ -22,14 +22,14 @@ class Followed(nn.Module):
     run_after: tuple[str, ...] = ()  # names of children, in the order in which they run
     _norm: type[nn.Module]
 
-    def forward(self, *given: Any, **named: Any) -> Any:
+    def forward(self, input: Tensor, *more: Any, **named: Any) -> Any:
         """Normalise, then run the children.
 
         >>> import torch
         >>> followed(nn.GroupNorm)(1, 2)(torch.tensor([[1.0, 3.0]])).round()
         tensor([[-1.,  1.]], grad_fn=<RoundBackward0>)
         """
-        y = super().forward(*given, **named)  # type: ignore[misc]  # the norm's
+        y = super().forward(input, *more, **named)  # type: ignore[misc]  # the norm's
         for name in self.run_after:
             y = getattr(self, name)(y)
         return y

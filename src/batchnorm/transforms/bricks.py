@@ -74,6 +74,7 @@ class Seen:
     dims: int | None = None
     positions: int | None = None
     features: bool = True  # whether the channels are axis 1 and the last axis at once, as torch's LayerNorm wants them
+    like: Tensor | None = None  # without values: for a norm that has no tensors, the device and dtype of its input
 
 
 def kind_of(layer: nn.Module) -> str:
@@ -254,6 +255,8 @@ def build(layer: nn.Module, to: str, seen: Seen, options: dict[str, Any], affine
         size = float((layer.running_var.double() + layer.running_mean.double() ** 2).mean())
         given["alpha_start"] = 1 / math.sqrt(size + layer.eps)  # so that the tanh bends where BN's input is large
         told = [("alpha", None, f"{given['alpha_start']:.3g}")]
+    if to == "none" and isinstance(layer, _BatchNorm):
+        told = [("statistics", "running", "in gamma and beta")]
     wished = options.get("groups")
     given |= {name: value for name, value in options.items() if name != "groups"}
     if to == "group":
@@ -278,7 +281,9 @@ def _dims(layer: nn.Module, seen: Seen) -> int | None:
 
 
 @torch.no_grad()
-def become(layer: nn.Module, new: nn.Module, after: tuple[str, ...] = (), complete: bool = False) -> None:
+def become(
+    layer: nn.Module, new: nn.Module, after: tuple[str, ...] = (), complete: bool = False, like: Tensor | None = None
+) -> None:
     """Let a layer be what another is, and stay the object it was: its tensors, hooks, mode, children and owners stay.
 
     >>> layer = nn.BatchNorm2d(4)
@@ -288,9 +293,9 @@ def become(layer: nn.Module, new: nn.Module, after: tuple[str, ...] = (), comple
     ('GroupNorm', True, ['weight', 'bias'])
 
     ``after`` are the children that run behind it. With ``complete``, a gamma or beta that the layer did not have is
-    made; without, the new layer has none either.
+    made; without, the new layer has none either. ``like`` gives device and dtype where the layer has no tensors.
     """
-    like = next((t for t in (*layer._parameters.values(), *layer._buffers.values()) if t is not None), None)
+    like = next((t for t in (*layer._parameters.values(), *layer._buffers.values()) if t is not None), like)
     if like is not None:
         new.to(device=like.device, dtype=like.dtype if like.dtype.is_floating_point else None)
     affine = isinstance(new, channel_norms.ChannelAffine)

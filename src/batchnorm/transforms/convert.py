@@ -103,10 +103,11 @@ running_mean, running_var, num_batches_tracked -> nothing
         example, run = batches[0], forward or first_of(_HERE)
     norms = _norms(model, to, wanted, where is None, batches is not None)
     survey = Survey()
-    if batches is not None:
-        survey.run(model, norms, batches, forward or first_of(_HERE), moments=True)
-    if example is not None and to != "sync":
-        survey.run(model, norms, [example], run, moments=False)
+    if to not in (*OF_BATCHES, "none") or not all(isinstance(norm, _BatchNorm) for norm in norms.values()):
+        if batches is not None:
+            survey.run(model, norms, batches, forward or first_of(_HERE), moments=True)
+        elif example is not None:
+            survey.run(model, norms, [example], run, moments=False)
     before = copy.deepcopy(model) if inplace and example is not None else model
     changed, memo = (model, {id(p): p for p in model.parameters()}) if inplace else _copied(model)
     with _all_or_nothing(changed) if inplace else ExitStack():
@@ -225,7 +226,7 @@ def _certificates(
 ) -> tuple[Certificate, Certificate | None]:
     """Compare the two models, in evaluation, and where training is kept too, in training."""
     limit = math.inf if tolerance is None and not done.keeps else tolerance
-    with modes(before), modes(after), _full_masks(after if done.to == "masked" else nn.Module()):
+    with modes(before), modes(after), _full_masks(before), _full_masks(after):
         before.eval()
         after.eval()
         outputs = verify(before, after, example, verb=_HERE, forward=run, tolerance=limit)

@@ -121,7 +121,7 @@ class Exchange:
             if self.options and "options given" in error.problem:
                 raise BatchNormError(error.problem, where="convert", do=error.do) from error
             return error.problem
-        become(layer, new, after, complete=matched)
+        become(layer, new, after, matched, seen.like)
         told += more
         if self.to == "batch" and MEMORY in vars(layer):
             plain_again(layer)

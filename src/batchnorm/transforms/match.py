@@ -34,14 +34,15 @@ class Survey:
     >>> model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4))
     >>> survey = Survey()
     >>> survey.run(model, {"1": model[1]}, [torch.randn(8, 4)], lambda model, x: model(x), moments=True)
-    >>> survey.seen("1"), survey.given["1"].count
-    (Seen(dims=0, positions=1, features=True), 8)
+    >>> survey.seen("1").dims, survey.seen("1").positions, survey.given["1"].count
+    (0, 1, 8)
 
     ``given`` has the moments of what each norm gives to what follows it: before a residual and an activation.
     """
 
     def __init__(self) -> None:
         self.shapes: dict[str, set[torch.Size]] = {}
+        self.likes: dict[str, Tensor] = {}
         self.given: dict[str, Tally] = {}
 
     def run(
@@ -51,6 +52,7 @@ class Survey:
 
         def look(path: str, norm: nn.Module, x: Tensor, mask: Tensor | None) -> None:
             self.shapes.setdefault(path, set()).add(x.shape)
+            self.likes.setdefault(path, x.new_empty(0))
             if moments:
                 _add(self.given.setdefault(path, Tally()), bare(norm, x), mask, path)
 
@@ -60,14 +62,15 @@ class Survey:
         """Return what shapes a norm was given; nothing is known of one that was not reached.
 
         >>> Survey().seen("bn1")
-        Seen(dims=None, positions=None, features=True)
+        Seen(dims=None, positions=None, features=True, like=None)
         """
         shapes = [shape for shape in self.shapes.get(path, ()) if len(shape) > 1]
         if not shapes:
             return Seen()
         dims = {len(shape) - 2 for shape in shapes}
         positions = min(shape[2:].numel() for shape in shapes)
-        return Seen(dims.pop() if len(dims) == 1 else None, positions, all(len(shape) == 2 for shape in shapes))
+        flat = all(len(shape) == 2 for shape in shapes)
+        return Seen(dims.pop() if len(dims) == 1 else None, positions, flat, self.likes[path])
 
 
 def watch(model: nn.Module, norms: dict[str, nn.Module], batches: Iterable[Any], forward: Forward, look: Look) -> None:
