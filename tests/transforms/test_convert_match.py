@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from peer_models import subject
-from test_convert import NormAct, images, network, worn
+from convert_cases import NormAct, images, network, worn
 from torch import nn
 
 import batchnorm as bn
 from batchnorm.lab.data import digits
+from peer_models import subject
 
 LOST = ("group", "layer", "instance", "rms", "dyt", "filter-response")
 
@@ -200,7 +200,9 @@ def test_optimisers_follow(to, gone, new, inplace):
     assert len(adam.state) == len(before[0]["state"]) - gone
     if not gone:  # state went with its parameter
         for name in ("weight", "bias"):
-            at = [id(p) for p in norms].index(id(getattr(model[1], name))) if inplace else "weight bias".split().index(name)
+            at = (
+                [id(p) for p in norms].index(id(getattr(model[1], name))) if inplace else ["weight", "bias"].index(name)
+            )
             kept = before[0]["state"][len(others) - 2 + at]["exp_avg"]
             assert torch.equal(adam.state[getattr(changed[1], name)]["exp_avg"], kept)
             assert getattr(changed[1], name).grad is not None

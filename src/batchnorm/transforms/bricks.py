@@ -230,7 +230,8 @@ def build(layer: nn.Module, to: str, seen: Seen, options: dict[str, Any], affine
     >>> build(nn.BatchNorm2d(8, eps=0.1), "group", Seen(2, 16), {}, True)  # doctest: +ELLIPSIS
     (GroupNorm(4, 8, eps=0.1, affine=True...), [('groups', None, '4 of 2 channels, 32 values each')])
     """
-    channels, told = channels_of(layer), []
+    channels = channels_of(layer)
+    told: list[Any] = []
     given: dict[str, Any] = {"affine": affine}
     eps = getattr(layer, "eps", None)
     if eps is not None and to not in ("none", "dyt"):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from convert_cases import NormAct, images, network, worn
 from torch import nn
 
 import batchnorm as bn
@@ -21,50 +22,6 @@ LOST = ("group", "layer", "instance", "rms", "dyt", "filter-response")
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-def worn(model, x=None):
-    """Give the norms of a model statistics, gammas and betas of their own."""
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                if module.running_mean is not None:
-                    module.running_mean.normal_(0, 0.5)
-                    module.running_var.uniform_(0.5, 2.0)
-                    module.num_batches_tracked.fill_(7)
-                if module.weight is not None:
-                    module.weight.normal_()
-                    module.bias.normal_()
-    return model.eval()
-
-
-def images(samples=8):
-    return torch.randn(samples, 3, 6, 6) * 2 + 1
-
-
-def network():
-    return worn(
-        nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, eps=1e-3, momentum=0.3), nn.ReLU(),
-            nn.Conv2d(8, 12, 3), bn.BatchNorm2d(12, activation="leaky_relu", negative_slope=0.2), nn.Flatten(),
-            nn.Linear(48, 6), nn.BatchNorm1d(6),
-        )
-    )  # fmt: skip
-
-
-class NormAct(nn.BatchNorm2d):
-    """As model libraries write it: torch's forward repeated, then dropout and activation."""
-
-    def __init__(self, channels):
-        super().__init__(channels)
-        self.drop, self.act = nn.Dropout(0.5), nn.SiLU()
-
-    def forward(self, x):
-        training = self.training or self.running_mean is None
-        y = F.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, training, self.momentum, self.eps
-        )
-        return self.act(self.drop(y))
 
 
 class Shifted(nn.BatchNorm2d):
@@ -113,7 +70,7 @@ def test_where_the_function_cannot_be_kept_the_difference_is_measured(to):
     )
 
 
-@pytest.mark.parametrize("to", (*KEPT, *LOST))
+@pytest.mark.parametrize("to", [*KEPT, *LOST])
 def test_what_is_a_layer_s_own_stays(to):
     model = network().train()
     for layer in (model[1], model[4]):
@@ -259,7 +216,9 @@ def test_a_class_with_an_activation_inside(to):
     changed, report = bn.convert(model, to, example=x)
     assert not report.left
     norm = changed[1]
-    assert isinstance(norm, {"group": nn.GroupNorm, "ghost": bn.GhostBatchNorm, "frozen": bn.FrozenBatchNorm}.get(to, nn.Module))
+    assert isinstance(
+        norm, {"group": nn.GroupNorm, "ghost": bn.GhostBatchNorm, "frozen": bn.FrozenBatchNorm}.get(to, nn.Module)
+    )
     assert isinstance(norm.act, nn.SiLU)
     assert report.certificate.kept == (to != "group")
     if to == "group":
@@ -331,6 +290,7 @@ def test_where(where, paths):
     assert bn.convert(network(), "ghost", where)[1].paths == paths
     nested = nn.ModuleDict({"body": network(), "head": nn.BatchNorm1d(3)})
     if isinstance(where, str) and where == "1":
+        nested["body2"] = nn.BatchNorm1d(3)  # whose name only begins like it
         assert bn.convert(nested, "ghost", "body")[1].paths == ("body.1", "body.4", "body.7")
         assert bn.convert(nested, "ghost", "body.?")[1].paths == ("body.1", "body.4", "body.7")
 
@@ -359,7 +319,7 @@ def test_where_names_other_norms():
         (lambda m: bn.convert(m, "group", size=3), "convert: .*unexpected keyword argument 'size'"),
         (lambda m: bn.convert(m, "sync", groups=3), "sync has no option 'groups'"),
         (lambda m: bn.convert(m, "group", data=[]), "there are no batches"),
-        (lambda m: bn.convert(m, "group", optimizer=torch.optim.SGD([nn.Parameter(torch.ones(1))])), "holds no parameter"),
+        (lambda m: bn.convert(m, "dyt", optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters())), "holds no parameter"),
         (lambda m: bn.convert(m, "group", data=[images() * float("nan")]), "convert: 1: it meets NaN or infinite"),
     ],
 )  # fmt: skip
@@ -385,7 +345,9 @@ def test_a_failure_in_place_leaves_the_model_as_it_was():
 def test_not_equivalent_names_the_module(monkeypatch):
     from batchnorm.layers import ghost
 
-    monkeypatch.setattr(ghost.GhostBatchNorm, "eps", property(lambda self: 0.5, lambda self, value: None), raising=False)
+    monkeypatch.setattr(
+        ghost.GhostBatchNorm, "eps", property(lambda self: 0.5, lambda self, value: None), raising=False
+    )
     with pytest.raises(bn.NotEquivalent, match="they part at 1;"):
         bn.convert(network(), "ghost", example=images())
 
