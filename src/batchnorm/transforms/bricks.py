@@ -13,7 +13,6 @@ from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import is_parametrized
 
-from batchnorm.errors import BatchNormError
 from batchnorm.layers import channel_norms
 from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
 from batchnorm.layers.channel_norms import Finish
@@ -388,21 +387,3 @@ def changes_of(path: str, before: tuple[str, str, str], layer: nn.Module, told: 
     named = zip(("class", "learns", "keeps"), before, after, strict=True)
     first, *more = [Change(path, what, old or "nothing", new or "nothing") for what, old, new in named]
     return [first, *(Change(path, *each) for each in told), *(each for each in more if each.before != each.after)]
-
-
-def check_groups(to: str, options: dict[str, Any], where: str) -> None:
-    """Refuse a number of groups that cannot be one.
-
-    >>> check_groups("group", {"groups": 0}, "convert")
-    Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: convert: groups is 0; use a whole number from 1 up: each layer gets the largest \
-divisor of its channels up to it that leaves groups of enough values
-    """
-    groups = options.get("groups")
-    if to == "group" and groups is not None and (type(groups) is not int or groups < 1):
-        raise BatchNormError(
-            f"groups is {groups!r}",
-            where=where,
-            do="use a whole number from 1 up: each layer gets the largest divisor of its channels up to it that leaves "
-            "groups of enough values",
-        )

@@ -22,7 +22,7 @@ from batchnorm.layers.family import find_brick
 from batchnorm.layers.masked import MaskedBatchNorm
 from batchnorm.preserve import modes
 from batchnorm.records import Certificate, Report
-from batchnorm.transforms.bricks import OF_BATCHES, check_groups, kind_of
+from batchnorm.transforms.bricks import OF_BATCHES, kind_of
 from batchnorm.transforms.exchange import Exchange, shared
 from batchnorm.transforms.follow import Optimizers, carry_over, copied_with, join, several
 from batchnorm.transforms.gradients import step, verify_gradients
@@ -139,7 +139,13 @@ def _check(to: str, process_group: Any, options: dict[str, Any]) -> None:
     if to == "sync" and options:
         raise BatchNormError(f"sync has no option {next(iter(options))!r}", where=_HERE, do="leave it out")
     hold(process_group, _HERE)
-    check_groups(to, options, _HERE)
+    groups = options.get("groups")
+    if to == "group" and groups is not None and (type(groups) is not int or groups < 1):
+        raise BatchNormError(
+            f"groups is {groups!r}", where=_HERE,
+            do="use a whole number from 1 up: each layer gets the largest divisor of its channels up to it that leaves "
+            "groups of enough values",
+        )  # fmt: skip
 
 
 def _chosen(model: nn.Module, where: Where) -> Callable[[str, nn.Module], bool]:
