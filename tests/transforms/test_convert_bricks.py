@@ -412,3 +412,15 @@ def test_none_without_gamma_and_beta():
     for to in ("group", "layer", "rms", "dyt", "filter-response"):
         plain, _ = bn.convert(model, to, example=x)
         assert not {"weight", "bias"} & dict(plain[0].named_parameters()).keys(), to
+
+
+def test_synchronised_layers():
+    synced, _ = bn.convert(worn(nn.Sequential(nn.BatchNorm2d(4), Shifted(4), nn.SyncBatchNorm(4))), "sync")
+    changed, report = bn.convert(synced, "group")
+    assert report.paths == ("0", "2")
+    assert all(isinstance(changed[at], nn.GroupNorm) for at in (0, 2))
+    assert type(changed[1]) is type(synced[1])  # still synchronised
+    x = torch.randn(3, 4, 5, 5)
+    torch.testing.assert_close(changed[1](x), synced[1](x))
+    back, _ = bn.convert(changed, "batch", data=[x])
+    assert [type(layer) for layer in back][:2] == [nn.BatchNorm2d, Shifted]
