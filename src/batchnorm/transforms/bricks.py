@@ -18,11 +18,12 @@ from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
 from batchnorm.layers.channel_norms import Finish
 from batchnorm.layers.domain import OneDomain
 from batchnorm.layers.dyt import DyT
-from batchnorm.layers.family import LEAST_VALUES, make_norm, safe_groups
+from batchnorm.layers.family import make_norm
 from batchnorm.layers.filter_response import FilterResponseNorm
 from batchnorm.layers.followed import Followed, followed
 from batchnorm.layers.frozen import FrozenBatchNorm
 from batchnorm.layers.ghost import GhostBatchNorm, SplitBatchNorm
+from batchnorm.layers.group_counts import LEAST_VALUES, safe_groups
 from batchnorm.layers.masked import MaskedBatchNorm
 from batchnorm.layers.renorm import BatchRenorm
 from batchnorm.layers.sync import SyncBatchNorm
