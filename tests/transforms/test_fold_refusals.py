@@ -24,7 +24,6 @@ from zoo import IMAGE, ZOO, ConvBN, perturb
     (lambda m, x: m.bn(F.relu(m.conv(x))), "relu (a function) stands before it"),
     (lambda m, x: m.bn(m.conv(x).relu_()), "relu (a function) stands before it"),
     (lambda m, x: m.bn(m.conv(x)) + m.conv(x), "conv is called 2 times, and not always for this layer"),
-    (lambda m, x: m.bn(m.conv(x)) + m.other(m.conv(x)), "conv is called 2 times, and not always for this layer"),
     (lambda m, x: m.bn(m.conv(x)) + m.bn(x), "it reads the model's input"),
     (lambda m, x: m.bn(m.conv(x)) + F.conv2d(x, m.conv.weight), "the weight of conv is also read by conv2d"),
     (lambda m, x: m.bn(m.conv(x)) * m.bn.running_var[0], "its numbers are also read by getitem"),
@@ -87,7 +86,22 @@ def test_tied_weights():
         b.weight = a.weight
         return nn.Sequential(a, nn.BatchNorm1d(4), nn.ReLU(), b)
 
-    assert_left(made(make), drawn(5, 4), "1", "0 shares its weight with another layer")
+    folded, report = assert_folds(made(make), drawn(5, 4))
+    assert str(report.changes[0]).endswith("into 0 (before it), with a weight of its own now (160 bytes more)")
+    assert folded[0].weight is not folded[3].weight
+    _, report = bn.fold(made(make), drawn(5, 4), clone=False)
+    assert "0 shares its weight with another layer" in report.left["1"]
+
+
+def test_tied_weights_after():
+    def make():
+        a, b = nn.Linear(4, 4), nn.Linear(4, 4)
+        b.weight = a.weight
+        return nn.Sequential(a, nn.ReLU(), nn.BatchNorm1d(4), b)
+
+    assert_folds(made(make), drawn(5, 4))
+    _, report = bn.fold(made(make), drawn(5, 4), clone=False)
+    assert report.left["2"].endswith("3 shares its weight with another layer")
 
 
 def test_parametrised_weights():
@@ -260,7 +274,7 @@ def test_a_residual_stays(call, activation):
 
 def test_a_layer_that_is_its_own_residual():
     model = made(lambda: Run(lambda m, x: m.bn(y := m.conv(x), y), conv=nn.Conv2d(3, 3, 1), bn=bn.BatchNorm2d(3)))
-    assert_left(model, drawn(2, 3, 5, 5), "bn", "conv is called 1 times, and not always for this layer")
+    assert_left(model, drawn(2, 3, 5, 5), "bn", "what it reads is its residual, too")
 
 
 def test_a_fused_layer_does_not_go_forward_and_takes_nothing_up():

@@ -39,6 +39,15 @@ class Affine:
         return bool(self.scale.isfinite().all() and self.shift.isfinite().all())
 
 
+def same(a: Affine, b: Affine) -> bool:
+    """Whether two do the same.
+
+    >>> same(Affine(torch.ones(2), torch.zeros(2)), Affine(torch.ones(2), torch.zeros(2)))
+    True
+    """
+    return torch.equal(a.scale, b.scale) and torch.equal(a.shift, b.shift)
+
+
 @dataclass(frozen=True)
 class New:
     """New numbers for a layer: nothing is written until all of a fold's are known to be good."""
