@@ -29,6 +29,7 @@ from batchnorm.transforms.affine import (
     write,
 )
 from batchnorm.transforms.clones import Clone, clone_for, in_place_of, memory_of, norms_after
+from batchnorm.transforms.leftovers import LEFTOVERS, scale_leftovers
 from batchnorm.transforms.neighbours import Neighbours, Piece, few, finishes, main
 from batchnorm.transforms.verify import Forward, verify
 
@@ -41,6 +42,7 @@ def fold(
     tolerance: float | None = None,
     leave: Iterable[str] = (),
     clone: bool = True,
+    leftovers: str = "keep",
 ) -> tuple[nn.Module, Report]:
     """Return the inference network: BN folded into the layers beside it, wherever that is exact.
 
@@ -61,18 +63,29 @@ def fold(
     of its own, becomes a copy for each place, and the report says how much memory that takes; not so with
     ``clone=False``.
 
+    A BN layer that stays is kept as it is, or becomes two constants for each channel: all of them with
+    ``leftovers="scale"``, those for which that is faster with ``leftovers="measure"``, which takes the time here and so
+    may decide otherwise the next time, and then ``state_dict`` has other keys.
+
     The model is watched for one run with ``example`` (see `batchnorm.trace`), in evaluation mode, in which the copy
-    that is returned stays. A model that takes other ways for other inputs is folded along the way that this one took.
+    that is returned stays: it is for evaluation, and ``train()`` brings back no batch statistics but those of BN layers
+    that were kept. A model that takes other ways for other inputs is folded along the way that this one took.
     The report lists what was folded into what, every BN layer that is left with the reason, and the largest difference
     in outputs, on the example and on random inputs. Above the tolerance (1e-4 of the largest output in float32, 1e-10
     in float64) `NotEquivalent` is raised. The argument is not changed. ``leave`` names BN layers that are to stay.
     """
     check_ready(model, "fold")
+    if leftovers not in LEFTOVERS:
+        options = ", ".join(map(repr, LEFTOVERS))
+        raise BatchNormError(f"leftovers is {leftovers!r}", where="fold", do=f"use one of {options}")
     before = _copy_of(model).eval()
     folded = _copy_of(before)
     graph = trace(folded, example, forward=forward, opaque=lambda m: is_norm(m) or is_plain(m))
     work = _Folding(folded, graph, clone)
     work.run(frozenset(leave))
+    if leftovers != "keep":
+        work.changes += scale_leftovers(folded, work.plain_leftovers(), work.near.put, example, forward,
+                                        leftovers == "measure")  # fmt: skip
     seen = {call.name for call in graph.calls if call.kind == "module"}
     certificate = verify(
         before, folded, example, verb="fold", forward=forward, tolerance=tolerance,
@@ -165,6 +178,15 @@ class _Folding:
             return "what it is given is not a tensor of its own"
         readers = self.near.functions_reading(norm)
         return f"its numbers are also read by {readers}" if readers else ""
+
+    def plain_leftovers(self) -> dict[nn.Module, str]:
+        """The layers that stayed though they are no more than a scale and a shift, and nothing else reads them."""
+        return {
+            norm: path
+            for norm, path in self.norms.items()
+            if path in self.left and norm not in self.kept and not finishes(norm, self.graph.of(norm))
+            and not isinstance(self._affine(norm), str)
+        }  # fmt: skip
 
     # ---- the layer before
 

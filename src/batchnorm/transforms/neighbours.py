@@ -206,7 +206,11 @@ def finishes(norm: nn.Module, calls: list[Call]) -> bool:
 
 
 def padded(layer: Any) -> bool:
-    """Whether a layer pads with zeros."""
+    """Whether a layer pads with zeros.
+
+    >>> padded(nn.Conv2d(3, 4, 3, padding=1)), padded(nn.Conv2d(3, 4, 1, padding="same"))
+    (True, False)
+    """
     if getattr(layer, "padding_mode", "") != "zeros":  # it pads with what it is given, shifted or not; or is linear
         return False
     if isinstance(layer.padding, str):
@@ -215,6 +219,10 @@ def padded(layer: Any) -> bool:
 
 
 def few(names: Iterable[str]) -> str:
-    """Names for a sentence: each once, and not too many."""
+    """Names for a sentence: each once, and not too many.
+
+    >>> few(["a", "b", "a", "c", "d", "e", "f"])
+    'a, b, c, d and 2 more'
+    """
     each = list(dict.fromkeys(names))
     return ", ".join(each[:4]) + (f" and {len(each) - 4} more" if len(each) > 4 else "")
