@@ -19,7 +19,7 @@ def perturb(model, seed=0):
 
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) or "running_var" in module._buffers:
                 if module.running_mean is not None:
                     module.running_mean.copy_(uniform(module.running_mean, -0.6, 0.6))
                     module.running_var.copy_(uniform(module.running_var, 0.3, 2.0))

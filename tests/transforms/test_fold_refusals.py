@@ -229,6 +229,29 @@ def test_frozen_layers_of_detection_models():
     assert_folds(made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), FrozenBatchNorm2d(4))), drawn(2, 3, 5, 5))
 
 
+class OtherFrozenBatchNorm2d(FrozenBatchNorm2d):
+    """As one model of transformers has it: eps is in the code. Another's is not the usual one."""
+
+    def __init__(self, channels, eps=1e-5):
+        super().__init__(channels, eps)
+        self.__dict__["_its"] = self.__dict__.pop("eps")
+
+    def __getattr__(self, name):
+        if name == "eps":
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+    def forward(self, x):
+        scale = self.weight * (self.running_var + self._its).rsqrt()
+        return x * scale.view(1, -1, 1, 1) + (self.bias - self.running_mean * scale).view(1, -1, 1, 1)
+
+
+def test_frozen_layers_without_an_eps():
+    assert_folds(made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), OtherFrozenBatchNorm2d(4))), drawn(2, 3, 5, 5))
+    model = made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), OtherFrozenBatchNorm2d(4, eps=0.1)))
+    assert_left(model, drawn(2, 3, 5, 5), "1", "its class OtherFrozenBatchNorm2d has a forward of its own")
+
+
 def test_a_model_that_bn_froze():
     model, _ = bn.freeze(made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))))
     assert_folds(model.eval(), drawn(2, 3, 5, 5))
