@@ -169,6 +169,6 @@ SUBJECTS = [
 # Small enough for every run of the tests.
 QUICK = [
     ("vision", "mobilenet_v3_small"), ("vision", "shufflenet_v2_x0_5"), ("vision", "mnasnet0_5"),
-    ("timm", "mobilenetv3_small_050"), ("timm", "ghostnet_100"),
+    ("timm", "mobilenetv3_small_050"),
     ("transformers", "resnet"), ("transformers", "mobilenet_v2"), ("transformers", "levit"), ("transformers", "detr"),
 ]  # fmt: skip
