@@ -119,6 +119,49 @@ def test_flattened_into_a_linear_layer():
     assert_left(model, drawn(2, 3, 2, 3), "2", "1 (Flatten) stands before it")  # a scale for each position
 
 
+@pytest.mark.parametrize(("turn", "back"), [
+    (lambda y: y.transpose(1, 2), lambda y: y.transpose(1, 2)),
+    (lambda y: torch.swapaxes(y, -1, 1), lambda y: y.swapdims(-1, 1)),
+    (lambda y: y.permute(0, 2, 1), lambda y: y.permute((0, 2, 1))),
+    (lambda y: y.permute(1, 2, 0), lambda y: y.permute(2, 0, 1)),
+    (lambda y: torch.transpose(y, dim0=2, dim1=1), lambda y: torch.permute(y, dims=(0, -1, -2))),
+])  # fmt: skip
+def test_linear_layers_whose_channels_are_brought_to_axis_1(turn, back):
+    model = made(lambda: Run(lambda m, x: torch.relu(back(m.bn(turn(m.fc(x))))), fc=nn.Linear(5, 4),
+                             bn=nn.BatchNorm1d(4)))  # fmt: skip
+    assert_folds(model, drawn(2, 3, 5))
+    model = made(lambda: Run(lambda m, x: m.fc(back(m.bn(turn(torch.relu(x))))), fc=nn.Linear(4, 5),
+                             bn=nn.BatchNorm1d(4)))  # fmt: skip
+    assert_folds(model, drawn(2, 3, 4))
+
+
+def test_linear_layers_of_images_with_channels_last_by_hand():
+    model = made(lambda: Run(lambda m, x: m.conv(m.bn(m.fc(x).permute(0, 3, 1, 2))), fc=nn.Linear(5, 4),
+                             bn=nn.BatchNorm2d(4), conv=nn.Conv2d(4, 2, 3, padding=1)))  # fmt: skip
+    assert_folds(model, drawn(2, 3, 6, 5))
+
+
+def test_there_and_back_before_a_convolution():
+    model = made(lambda: Run(lambda m, x: torch.relu(m.bn(m.conv(x).transpose(1, 2).flatten(0, 1))),
+                             conv=nn.Conv1d(3, 4, 1), bn=nn.BatchNorm1d(4)))  # fmt: skip
+    assert_folds(model, drawn(2, 3, 5))
+
+
+@pytest.mark.parametrize(("forward", "shape", "reason"), [
+    (lambda m, x: m.bn(m.fc(x).permute(1, 0, 2)), (4, 2, 5), "fc is linear in the last axis, and this layer"),
+    (lambda m, x: m.bn(m.conv(x).transpose(1, 2)), (2, 5, 6), "transpose (a function) stands before it"),
+    (lambda m, x: m.bn(m.conv(x).transpose(0, 1)), (4, 5, 6), "transpose (a function) stands before it"),
+    (lambda m, x: m.fc5(m.bn(x).transpose(0, 2)), (5, 4, 3), "normalises axis 1"),
+    (lambda m, x: m.conv4(m.bn(x).transpose(1, 2)), (2, 4, 4), "conv4 has its channels on axis 1"),
+    (lambda m, x: m.pool(m.bn(x).transpose(1, 2)), (2, 4, 4), "pool follows"),
+])  # fmt: skip
+def test_other_axes_are_refused(forward, shape, reason):
+    model = made(lambda: Run(lambda m, x: forward(m, x).relu(), fc=nn.Linear(5, 4), conv=nn.Conv1d(5, 4, 3),
+                             fc5=nn.Linear(5, 4), conv4=nn.Conv1d(4, 4, 1), pool=nn.AvgPool1d(2),
+                             bn=nn.BatchNorm1d(4)))  # fmt: skip
+    assert_left(model, drawn(*shape), "bn", reason)
+
+
 def branches(forward, **more):
     return made(lambda: Run(forward, a=nn.Conv2d(3, 2, 1), b=nn.Conv2d(3, 4, 3, padding=1, bias=False),
                             bn=nn.BatchNorm2d(6), **more))  # fmt: skip

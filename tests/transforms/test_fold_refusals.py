@@ -187,6 +187,16 @@ def test_subclasses_that_finish_with_their_submodules():
     assert_left(model, drawn(2, 3, 5, 5), "0", "it has an activation or a residual of its own")
 
 
+def test_submodules_that_do_nothing_are_no_activation():
+    def make():
+        norm = WithChildren(3)
+        norm.act = nn.Identity()
+        return nn.Sequential(norm, nn.Conv2d(3, 4, 1))
+
+    folded, _ = assert_folds(made(make), drawn(2, 3, 5, 5))
+    assert type(folded[0]) is nn.Identity
+
+
 def test_a_patched_layer():
     model = made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
     model[1].forward = lambda x: x

@@ -327,12 +327,13 @@ class _Folding:
 
     def _rest(self, norm: nn.Module) -> nn.Module:
         """What is left of a layer whose scale and shift went elsewhere."""
-        rest: nn.Module = nn.Identity()
-        if isinstance(norm, _Fast) and finishes(norm, self.graph.of(norm)):
-            rest = Finished(activation=norm.activation, negative_slope=norm.negative_slope)
-        elif not isinstance(norm, _Fast):
-            rest = finish_of(norm) or rest
-        return rest.eval()
+        rest: nn.Module | None = None
+        if finishes(norm, self.graph.of(norm)):
+            if isinstance(norm, _Fast):
+                rest = Finished(activation=norm.activation, negative_slope=norm.negative_slope)
+            else:
+                rest = finish_of(norm)
+        return (rest or nn.Identity()).eval()
 
     def _replace(self, norm: nn.Module, new: nn.Module, where: str) -> None:
         self.near.rest[norm] = new

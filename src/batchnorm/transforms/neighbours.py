@@ -11,7 +11,7 @@ from torch import nn
 from batchnorm.dataflow import Call, Graph
 from batchnorm.layers.batch import _Fast
 from batchnorm.transforms.affine import CONVOLUTIONS, LINEAR, Affine, axes_of, is_norm, is_plain, unfit
-from batchnorm.transforms.passing import flattened, joined, keeps_rows, parts, passes
+from batchnorm.transforms.passing import flattened, joined, keeps_rows, moved, parts, passes
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Neighbours:
 
     def _look_back(self, value: int, affine: Affine, route: set[str]) -> list[Piece] | str:
         """Go back past what does nothing in evaluation, and what a scale and a shift pass through."""
-        reshaped, rows = "", value  # since a reshape that kept only the rows, the channels are the last axis
+        axis, turned = 1, ""  # that of the channels, and what last moved it
         while True:
             if self.graph.feeds_output(value):
                 return "the model also returns what it reads"
@@ -61,29 +61,38 @@ class Neighbours:
             if len(readers) > 1:
                 return f"what {call.name} makes is read by several ({few(reader.name for reader in readers)})"
             route.add(call.name)
-            if self.transparent(call):
-                value = call.inputs[0]
-                continue
-            passed = None if reshaped else passes(self.graph, call, affine)
-            if passed == "":
-                value = call.inputs[0]
-                continue
-            if passed:
-                return f"{call.name} stands before it: {passed}"
-            if keeps_rows(self.graph, call):
-                value, rows, reshaped = call.inputs[0], rows if reshaped else value, reshaped or call.name
-                continue
-            return self._at(call, value if not reshaped else rows, affine, reshaped, route)
-
-    def _at(self, call: Call, value: int, affine: Affine, reshaped: str, route: set[str]) -> list[Piece] | str:
-        if reshaped and not (call.kind == "module" and isinstance(call.target, LINEAR)):
-            return f"{reshaped} (a function) stands before it"
+            step = self._step(call, axis, affine, backwards=True)
+            if isinstance(step, str):
+                return f"{call.name} stands before it: {step}"
+            if step is None:
+                break
+            if step != axis:
+                turned = call.name
+            value, axis = call.inputs[0], step
+        if axis != 1 and not (call.kind == "module" and isinstance(call.target, LINEAR)):
+            return f"{turned} (a function) stands before it"
         if call.kind != "module":
             return self._joined(call, affine, route)
         if call.target in self.rest:
             return f"the activation or residual of {call.name} stands before it"
-        reason = self._unfit(call) or self.held(call) or self._off_axis(call, value)
+        reason = self._unfit(call) or self.held(call) or self._off_axis(call, value, axis)
         return reason or [Piece(call, affine)]
+
+    def _step(self, call: Call, axis: int, affine: Affine, backwards: bool) -> int | str | None:
+        """On which axis the channels are beyond a call that a scale and a shift pass; why not; None if it is no such.
+
+        They are on axis 1, as BN has them, or the last, as linear layers do.
+        """
+        if self.transparent(call):
+            return axis
+        passed = passes(self.graph, call, affine) if axis == 1 else None
+        if passed is not None:
+            return passed or axis
+        if keeps_rows(self.graph, call):
+            old, new = (len(self.graph.values[v].shape) for v in (*call.inputs, *call.outputs))
+            if axis == (new if backwards else old) - 1:
+                return (old if backwards else new) - 1
+        return moved(self.graph, call, axis, backwards)
 
     def _joined(self, call: Call, affine: Affine, route: set[str]) -> list[Piece] | str:
         """What stands before a cat or a sum, if all of it is linear."""
@@ -101,35 +110,37 @@ class Neighbours:
         norm_alone = is_norm(layer) and not unfit(layer) and not finishes(layer, self.graph.of(layer))
         return "" if norm_alone or is_plain(layer) else f"{call.name} ({type(layer).__name__}) stands before it"
 
-    def _off_axis(self, call: Call, value: int) -> str:
-        """Why axis 1, which BN normalises, is not the axis of a layer's channels; empty if it is."""
-        dims, shape = axes_of(call.target), self.graph.values[value].shape
-        if not dims or len(shape) == dims:
-            return ""
+    def _off_axis(self, call: Call, value: int, axis: int) -> str:
+        """Why an axis of a value, which BN normalises, is not that of a layer's channels; empty if it is."""
+        dims = len(self.graph.values[value].shape)
         if isinstance(call.target, LINEAR):
-            return f"{call.name} is linear in the last axis, and this layer normalises axis 1"
-        return f"{call.name} is used without a batch axis, and this layer normalises axis 1"
+            fits = axis == dims - 1
+            return "" if fits else f"{call.name} is linear in the last axis, and this layer normalises axis {axis}"
+        if axis != 1:
+            return f"{call.name} has its channels on axis 1, and this layer normalises axis {axis}"
+        fits = dims == axes_of(call.target) or is_norm(call.target)
+        return "" if fits else f"{call.name} is used without a batch axis, and this layer normalises axis 1"
 
     # ---- the layers after
 
     def after(self, call: Call, affine: Affine, route: set[str]) -> list[Piece] | str:
         """The linear calls that read what a BN call makes, all of them, or why that cannot be."""
         found: dict[int, Piece] = {}
-        waiting = [(call.outputs[0], affine)]
+        waiting = [(call.outputs[0], 1, affine)]
         route.add(call.name)
         while waiting:
-            value, part = waiting.pop()
+            value, axis, part = waiting.pop()
             if self.graph.feeds_output(value):
                 return "the model returns what it makes"
             for reader in self.graph.consumers(value):
-                further = self._further(reader, value, part)
+                further = self._further(reader, value, axis, part)
                 if isinstance(further, str):
                     return further
                 if further is not None:
-                    waiting.append((reader.outputs[0], further))
+                    waiting.append((reader.outputs[0], *further))
                     route.add(reader.name)
                     continue
-                reason = self._cannot_read(reader, value, part)
+                reason = self._cannot_read(reader, value, axis, part)
                 if reason:
                     return reason
                 if reader.index in found:
@@ -137,19 +148,20 @@ class Neighbours:
                 found[reader.index] = Piece(reader, part)
         return list(found.values()) or "nothing reads what it makes"
 
-    def _further(self, reader: Call, value: int, affine: Affine) -> Affine | str | None:
-        """What becomes of the scale and the shift behind a reader that they pass through; None if it is not one."""
-        if self.transparent(reader):
-            return affine
-        passed = passes(self.graph, reader, affine)
-        if passed is not None:
-            return passed or affine
-        times = flattened(self.graph, reader)
+    def _further(self, reader: Call, value: int, axis: int, affine: Affine) -> tuple[int, Affine] | str | None:
+        """What becomes of the scale and the shift behind a reader that they pass, and on which axis; None of others."""
+        if len(reader.outputs) != 1:
+            return None
+        step = self._step(reader, axis, affine, backwards=False) if len(reader.inputs) == 1 else None
+        if step is not None:
+            return step if isinstance(step, str) else (step, affine)
+        times = flattened(self.graph, reader) if axis == 1 else 0
         if times:
-            return Affine(affine.scale.repeat_interleave(times), affine.shift.repeat_interleave(times))
-        return joined(self.graph, reader, value, affine)
+            return 1, Affine(affine.scale.repeat_interleave(times), affine.shift.repeat_interleave(times))
+        cat = joined(self.graph, reader, value, affine) if axis == 1 else None
+        return None if cat is None else (1, cat)
 
-    def _cannot_read(self, reader: Call, value: int, affine: Affine) -> str:
+    def _cannot_read(self, reader: Call, value: int, axis: int, affine: Affine) -> str:
         """Why a layer cannot take up a scale and a shift of what it reads; empty if it can."""
         layer = reader.target
         if reader.kind != "module" or not isinstance(layer, (*CONVOLUTIONS, *LINEAR)) or not is_plain(layer):
@@ -158,7 +170,7 @@ class Neighbours:
             return f"{reader.name} is called several times"
         if padded(layer) and bool((affine.shift != 0).any()):
             return f"{reader.name} pads with zeros, which a shift would have to reach too"
-        return self.held(reader) or self._off_axis(reader, value)
+        return self.held(reader) or self._off_axis(reader, value, axis)
 
     # ---- layers
 
@@ -202,7 +214,7 @@ def finishes(norm: nn.Module, calls: list[Call]) -> bool:
     """Whether more than BN happens in a layer: an activation, a residual, submodules of a class of somebody's own."""
     if isinstance(norm, _Fast):
         return bool(norm.activation) or any(len(call.arguments) > 1 for call in calls)
-    return any(True for _ in norm.children())
+    return any(type(child) is not nn.Identity for child in norm.children())
 
 
 def padded(layer: Any) -> bool:

@@ -140,6 +140,35 @@ def keeps_rows(graph: Graph, call: Call) -> bool:
     return old.dtype == new.dtype and bool(old.shape and new.shape) and old.shape[-1] == new.shape[-1]
 
 
+def moved(graph: Graph, call: Call, axis: int, backwards: bool) -> int | None:
+    """Where a call that exchanges axes brings one of them to (or, backwards, has it from); None of other calls.
+
+    >>> from batchnorm import trace
+    >>> class Turned(nn.Module):
+    ...     def forward(self, x):
+    ...         return x.permute(0, 3, 1, 2)
+    >>> graph = trace(Turned(), torch.zeros(2, 3, 4, 5))
+    >>> moved(graph, graph.calls[0], 1, backwards=True), moved(graph, graph.calls[0], 1, backwards=False)
+    (3, 2)
+    """
+    if call.kind != "function" or len(call.inputs) != 1 or len(call.outputs) != 1:
+        return None
+    dims = len(graph.values[call.inputs[0]].shape)
+    given = [call.options[slot] for slot in ("dim0", "dim1", "dims", "1", "2", "3", "4", "5") if slot in call.options]
+    flat = [item for each in given for item in (each if isinstance(each, (tuple, list)) else [each])]
+    if not flat or not all(isinstance(item, int) for item in flat):
+        return None
+    order = list(range(dims))  # of each axis of the result: which axis it was
+    if call.name in ("transpose", "swapaxes", "swapdims") and len(flat) == 2:
+        a, b = (item % dims for item in flat)
+        order[a], order[b] = order[b], order[a]
+    elif call.name == "permute" and sorted(item % dims for item in flat) == order:
+        order = [item % dims for item in flat]
+    else:
+        return None
+    return order[axis] if backwards else order.index(axis)
+
+
 def parts(graph: Graph, call: Call, affine: Affine) -> list[tuple[int, Affine]] | None:
     """What the values that a call joins have to become, so that its result is scaled and shifted; None of other calls.
 
