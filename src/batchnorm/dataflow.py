@@ -37,7 +37,7 @@ class Call:
     outputs: tuple[int, ...]
     # Of the arguments that are tensors: their position ("0", "1") or name, and the value.
     arguments: Mapping[str, int] = field(default_factory=dict)
-    passes: bool = False  # it gave back the very tensor that it was given, and did not write to it
+    passes: bool = False  # it gave back the very tensor that it was given first, and did not write to it
     # Of the arguments that are numbers, words, or lists of those: their position or name, and the value.
     options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -210,7 +210,7 @@ class _Recorder(TorchFunctionMode):
         made = {id(t): t for t in results}
         for tensor in written:  # every tensor in that memory has new contents
             made.update({id(t): t for t in self.sharing.get(_memory(tensor), ())})
-        passes = not written and len(results) == 1 and any(results[0] is t for t in given)
+        passes = not written and len(results) == 1 and bool(given) and results[0] is given[0]
         index = len(self.graph.calls)
         outputs = tuple(self._value(t, index, "call") for t in made.values())
         scope = self.scopes[-1] if self.scopes else ""

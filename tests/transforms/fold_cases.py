@@ -90,7 +90,7 @@ def measured(family, name):
         errors.append(max(difference(old, new)[1], report.certificate.relative))
         reports.append(report)
     assert reports[0].left == reports[1].left
-    theirs = None if family == "detection" else folded_by_fx(model)
+    theirs = folded_by_fx(model.backbone if family == "detection" else model)  # the part that is run
     return Row(family, name, count(model), len(reports[0].paths), theirs, *errors, dict(reports[0].left))
 
 

@@ -1,6 +1,7 @@
 """Networks, and the layers beside a BN layer that take it up."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,6 +75,16 @@ def test_some_models_of_torchvision_timm_and_transformers(family, name):
 @pytest.mark.parametrize(("family", "name"), SUBJECTS)
 def test_the_models_of_torchvision_timm_and_transformers(family, name):
     assert_row(measured(family, name))
+
+
+def test_the_page_lists_them_all():
+    page = (Path(__file__).parents[2] / "docs" / "zoo-fold.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| t")]
+    assert [row[0].split()[-1] for row in rows] == [name for _, name in SUBJECTS]
+    for _, norms, folded, fx, float32, float64, _ in rows:
+        assert int(norms) >= int(folded) >= (0 if fx == "-" else int(fx))
+        assert float(float32) < 1e-4
+        assert float(float64) < 1e-10
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -71,6 +71,12 @@ def test_neither_way(name):
     assert_left(model, drawn(2, 4, 8, 8), "bn", reason or "follows")
 
 
+def test_a_mean_of_the_channels_that_leaves_as_many_numbers():
+    model = made(lambda: Run(lambda m, x: torch.relu(m.bn(m.conv(x).mean(1))), conv=nn.Conv2d(3, 4, 1),
+                             bn=nn.BatchNorm1d(4)))  # fmt: skip
+    assert_left(model, drawn(2, 3, 4, 5), "bn", "mean (a function) stands before it")
+
+
 def test_average_of_padding_lets_a_scale_alone_pass():
     model = made(lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.AvgPool2d(3, 1, 1), nn.BatchNorm2d(4), nn.ReLU()))
     with torch.no_grad():

@@ -153,7 +153,7 @@ def test_a_norm_after_a_moved_layer():
     (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x)).mul(m.b.running_mean[0]), "b stays, for its numbers are also read"),
     (lambda m, x: m.a(y := m.conv(x)) * y.shape[1] + m.b(m.conv(x)), "the model asks for the size of what it makes"),
     (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x).relu()), "what it makes goes to relu"),
-    (lambda m, x: {"y": m.a(m.conv(x)) + m.b(y := m.conv(x)), "z": y}, "the model returns it"),
+    (lambda m, x: {"y": m.a(m.conv(x)) + m.b(y := m.conv(x)), "z": y}, "the model returns what it makes"),
     (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x)) + m.c(m.conv(x)), "c stays, for it has no running statistics"),
 ])  # fmt: skip
 def test_refused(forward, reason):
@@ -169,7 +169,10 @@ def test_a_layer_to_be_left_keeps_the_others():
     model = made(Looped)
     folded, report = bn.fold(model, drawn(2, 4, 9, 9), leave=["norms.1"])
     assert report.left["norms.0"].endswith("follows: the model returns what it makes")
-    assert "conv is called 3 times, and not always for this layer: norms.1 stays, for" in report.left["norms.0"]
+    assert (
+        "conv is called 3 times, and not always for this layer: norms.1 stays, for it was to be left"
+        in report.left["norms.0"]
+    )
     assert type(folded.conv) is nn.Conv2d
 
 
@@ -188,6 +191,16 @@ def test_one_module_that_has_the_layer_twice_cannot_tell():
                    a=nn.BatchNorm2d(3), b=nn.BatchNorm2d(3))  # fmt: skip
 
     assert_left(made(make), drawn(2, 3, 5, 5), "a", "what it makes goes to relu")
+
+
+def test_one_module_that_has_the_layer_twice_for_one_norm():
+    def make():
+        conv = nn.Conv2d(3, 3, 1)
+        pair = Run(lambda m, x: m.bn(m.one(x)) + m.bn(m.two(x * 2)), one=conv, two=conv, bn=nn.BatchNorm2d(3))
+        return Run(lambda m, x: m.a(x) + m.b(x), a=pair, b=nn.Sequential(conv, nn.ReLU()))
+
+    folded, _ = assert_folds(made(make), drawn(2, 3, 5, 5))
+    assert folded.a.one is folded.a.two is not folded.b[0]
 
 
 def test_float32_and_a_convolution_in_channels_last():

@@ -54,18 +54,18 @@ def clone_for(near: Neighbours, layer: nn.Module, calls: list[Call]) -> Clone | 
     asking: dict[nn.Module, set[int]] = {}
     for call in near.graph.of(layer):
         caller = near.graph.modules[call.scope]
-        if len(names.get(caller, ())) != 1:
+        if caller not in names:
             return "its calls cannot be told apart by who makes them"
         asking.setdefault(caller, set()).add(call.index)
     callers = [caller for caller, made in asking.items() if made & mine]
     if any(asking[caller] - mine for caller in callers):
         return "its calls cannot be told apart by who makes them"
-    places = tuple((caller, names[caller][0]) for caller in callers)
+    places = tuple((caller, name) for caller in callers for name in names[caller])
     path = ".".join(filter(None, [calls[0].scope, places[0][1]]))
     return Clone(copy.deepcopy(layer), path, tuple(calls), places)
 
 
-def norms_after(near: Neighbours, layer: nn.Module, name: str) -> dict[nn.Module, list[Call]] | str:
+def norms_after(near: Neighbours, layer: nn.Module) -> dict[nn.Module, list[Call]] | str:
     """The BN layers that all of a layer's outputs go to, if each of them reads nothing else.
 
     The layer can then go, and a copy of it can stand in the place of each of them, whatever the code does in between
@@ -77,9 +77,10 @@ def norms_after(near: Neighbours, layer: nn.Module, name: str) -> dict[nn.Module
         value = call.outputs[0]
         while True:
             readers = graph.consumers(value)
-            if graph.feeds_output(value) or len(readers) != 1:
-                several = few(reader.name for reader in readers) or "nobody"
-                return f"what it makes goes to {several}" if not graph.feeds_output(value) else "the model returns it"
+            if graph.feeds_output(value):
+                return "the model returns what it makes"
+            if len(readers) != 1:
+                return f"what it makes goes to {few(reader.name for reader in readers) or 'nobody'}"
             if value in graph.measured:
                 return "the model asks for the size of what it makes"
             reader = readers[0]

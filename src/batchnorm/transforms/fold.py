@@ -223,9 +223,7 @@ class _Folding:
         self._write(new, "before", norm, copied)
         return ""
 
-    def _linear_calls(
-        self, norm: nn.Module, affine: Affine, route: set[str]
-    ) -> dict[nn.Module, list[Piece]] | str:  # fmt: skip
+    def _linear_calls(self, norm: nn.Module, affine: Affine, route: set[str]) -> dict[nn.Module, list[Piece]] | str:
         """The layers that feed a BN layer, with their calls that do, or why there are none."""
         found: dict[nn.Module, list[Piece]] = {}
         for call in self.graph.of(norm):
@@ -255,13 +253,13 @@ class _Folding:
 
     def _move(self, layer: nn.Module, name: str) -> str:
         """Put a copy of a layer in the place of every BN layer that reads it; return why not if that cannot be."""
-        norms = norms_after(self.near, layer, name)
+        norms = norms_after(self.near, layer)
         if isinstance(norms, str):
             return norms
         new: dict[nn.Module, New] = {}
         for norm in norms:
             path = self.norms[norm]
-            affine = f"{path} was to be left" if norm in self.kept else self._affine(norm)
+            affine = "it was to be left" if norm in self.kept else self._affine(norm)
             found = affine if isinstance(affine, str) else self._linear_calls(norm, affine, set())
             if isinstance(found, str) or isinstance(affine, str):
                 return f"{path} stays, for {found}"
