@@ -55,7 +55,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     if not norms:
         return
     copied = copy.deepcopy(model).eval()
-    work = _Folding(copied, trace(copied, subject.example, forward=subject._forward, opaque=_one_call))
+    work = _Folding(copied, trace(copied, subject.example, forward=subject._forward, opaque=_one_call), clone=True)
     work.run(frozenset())
     for path, reason in work.left.items():
         if path in norms and work.graph.of(path):
