@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchnorm import functional, kernels, reference, testing
+    from batchnorm import functional, kernels, probe, reference, testing
     from batchnorm.conventions import from_flax, from_keras, to_flax, to_keras
     from batchnorm.distributed.shuffle import shuffled
     from batchnorm.doctor.check import check
@@ -106,6 +106,7 @@ _HOME = {
     "recipe": "transforms.recipe",
     "functional": "",
     "kernels": "",
+    "probe": "",
     "reference": "",
     "testing": "",
 }
@@ -154,6 +155,7 @@ __all__ = [
     "monitor",
     "no_update",
     "param_groups",
+    "probe",
     "recipe",
     "reference",
     "shuffled",

@@ -54,6 +54,16 @@ def stubborn():
     return half(torch.bfloat16, Strict)
 
 
+def own_type():
+    """A layer that gives the type that its parameters have."""
+
+    class Own(nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(x.to(self.weight.dtype))
+
+    return half(torch.bfloat16, Own)
+
+
 def mixed(norm):
     model = network(norm).bfloat16()
     model[1].float()
@@ -70,10 +80,11 @@ SICK = {
     "an optimiser with state": with_momentum,
     "gamma and beta": only_gamma,
     "a layer of one type": stubborn,
+    "a layer that gives its own type": own_type,
     "a checkpoint": lambda: {"model": network().bfloat16().state_dict()},
     "without gamma": lambda: half(torch.bfloat16, lambda c: nn.BatchNorm2d(c, affine=False)),
 }
-NO_FIX = ("a layer of one type",)
+NO_FIX = ("a layer of one type", "a layer that gives its own type")
 HEALTHY = {
     "float32": lambda: half(torch.float32),
     "float64": lambda: half(torch.float64),

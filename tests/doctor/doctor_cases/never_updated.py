@@ -38,6 +38,14 @@ class TwoHeads(nn.Module):
         return self.used(self.body(x))
 
 
+class Uncalled(nn.Linear):
+    """Deep supervision that is off: its BN layer is there, and not called."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.norm = nn.BatchNorm1d(2)
+
+
 def two_heads(**more):
     model = TwoHeads()
     model(torch.randn(8, 3))
@@ -63,6 +71,15 @@ def frozen_from_the_start():
     return {"model": model, "optimizer": optimizer, **DATA()}
 
 
+def only_the_optimiser_knows():
+    """Trained in evaluation mode, with BN that has no gamma and no beta."""
+    model = network(affine=False).eval()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(4, 3, 8, 8)).square().mean().backward()
+    optimizer.step()
+    return {"model": model.train(), "optimizer": optimizer, **DATA()}
+
+
 def dcgan():
     """Gammas that begin as random numbers about 1, in a network that nobody has trained."""
     model = network()
@@ -78,6 +95,7 @@ SICK = {
     "an untrained model in evaluation mode": lambda: {"model": network().eval(), **DATA()},
     "momentum 0": lambda: {"model": trained(momentum=0.0)[0], **DATA()},
     "trained in evaluation mode": frozen_from_the_start,
+    "only the optimiser knows": only_the_optimiser_knows,
     "one layer": one_left,
     "one layer of ours": lambda: {"model": nn.Sequential(bn.BatchNorm2d(3)).eval(), **DATA()},
 }
@@ -92,6 +110,8 @@ HEALTHY = {
     "trained": lambda: {"model": trained()[0].eval()},
     "a layer that the example does not reach": lambda: two_heads(example=torch.randn(4, 3)),
     "a layer with no trace of training": two_heads,
+    "the only layer, and nobody calls it": lambda: {"model": Uncalled().eval(), "example": torch.randn(4, 3)},
+    "on no device": lambda: {"model": nn.BatchNorm1d(3, device="meta").eval()},
     "no running statistics": lambda: {"model": trained(track_running_stats=False)[0].eval()},
     "no BN": lambda: {"model": nn.Linear(2, 2).eval()},
 }

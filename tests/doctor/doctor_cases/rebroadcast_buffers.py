@@ -56,6 +56,14 @@ def one_by_one(model, real, fake):
     (-model(fake).mean()).backward()
 
 
+def kept_for_another(model, real, fake):
+    """The graph of the first pass is kept, though its backward pass has run."""
+    loss = model(real).mean()
+    loss.backward(retain_graph=True)
+    (-model(fake).mean()).backward()
+    assert loss.grad_fn is not None
+
+
 def one_is_dropped(model, real, fake):
     model(fake)
     model(real).mean().backward()
@@ -71,6 +79,9 @@ HEALTHY = {
 SICK_RUNS = {"two forward passes": lambda monitor: loop(monitor, Wrapper(critic()), together)}
 HEALTHY_RUNS = {
     "a backward pass between": lambda monitor: loop(monitor, Wrapper(critic()), one_by_one),
+    "a backward pass between, and the graph is kept": lambda monitor: loop(
+        monitor, Wrapper(critic()), kept_for_another
+    ),
     "the first is not used": lambda monitor: loop(monitor, Wrapper(critic()), one_is_dropped),
     "not broadcast": lambda monitor: loop(monitor, Wrapper(critic(), broadcast=False), together),
     "layers of ours": lambda monitor: loop(monitor, Wrapper(critic(bn.BatchNorm1d)), together),

@@ -79,6 +79,7 @@ SICK = {
     "batches": lambda: batches(Siamese(), 3.0),
     "the same distribution": lambda: pair(Siamese()),
     "an encoder called twice": lambda: pair(Encoder()),
+    "apart by chance": lambda: pair(Siamese(), n=5),
     "too few to tell": lambda: pair(Siamese(), shift=3.0, n=2),
 }
 HEALTHY = {

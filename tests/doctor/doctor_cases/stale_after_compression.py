@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from doctor_cases.stale_statistics import trained
+from doctor_cases.stale_statistics import trained, without_effect
 from torch import nn
 
 import batchnorm as bn
@@ -43,6 +43,7 @@ HEALTHY = {
     "as it was": lambda: case(copy.deepcopy),
     "calibrated": lambda: case(calibrated),
     "hardly pruned": lambda: case(lambda model: pruned(model, 0.02)),
+    "no effect": lambda: without_effect(case(lambda model: pruned(model, 0.7))),
     "stale before": lambda: case(lambda model: pruned(model, 0.7), momentum=0.001),
     "no BN": lambda: {"model": nn.Linear(2, 2), "before": nn.Linear(2, 2), "data": [torch.randn(8, 2)]},
 }

@@ -62,10 +62,16 @@ def case(momentum, labels=True, wrap=lambda model: model, data=None):
     return {"model": wrap(model), "data": data or (batches if labels else [x for x, _ in batches])}
 
 
-def with_nan(momentum):
+def with_bad(momentum, value):
     arguments = case(momentum, labels=False)
     arguments["data"][1] = arguments["data"][1].clone()
-    arguments["data"][1][0, 0] = float("nan")
+    arguments["data"][1][0, 0] = value
+    return arguments
+
+
+def without_effect(arguments):
+    """Gamma is 0: whatever the statistics are, nothing of them arrives at the outputs."""
+    nn.init.zeros_(arguments["model"][1].weight)
     return arguments
 
 
@@ -100,7 +106,8 @@ SICK = {
     "a last batch of one": lambda: case(
         0.001, data=[(x[:n], y[:n]) for (x, y), n in zip(trained(0.001)[1], (32, 32, 1), strict=False)] * 2
     ),
-    "a batch with a NaN": lambda: with_nan(0.001),
+    "a batch with a NaN": lambda: with_bad(0.001, float("nan")),
+    "a batch with an infinity": lambda: with_bad(0.001, float("inf")),
 }
 HEALTHY = {
     "momentum 0.1": lambda: case(0.1),
@@ -116,5 +123,6 @@ HEALTHY = {
     "batches of one image": pixel_by_pixel,
     "an unused layer": lambda: case(0.1, wrap=Unused),
     "NaN in the statistics": poisoned,
+    "no effect": lambda: without_effect(case(0.001)),
     "exact statistics are worse": worse,
 }  # fmt: skip

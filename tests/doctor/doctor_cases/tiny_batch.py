@@ -23,10 +23,10 @@ def case(model, x, size):
     return {"model": model, "data": list(x.split(size))}
 
 
-def loop(monitor, model, x, size):
+def loop(monitor, model, x, size=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     with monitor(model, optimizer):
-        for batch in x.split(size):
+        for batch in x if size is None else x.split(size):
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
@@ -57,7 +57,9 @@ SICK_RUNS = {
     "one image of alike pixels": lambda monitor: loop(monitor, convolution(), images(60, 3.0), 1),
 }
 HEALTHY_RUNS = {
-    "32 examples, and a last batch of four": lambda monitor: loop(monitor, dense(), torch.randn(32 * 4 + 4, 6), 32),
+    "32 examples, and a last batch of four in every epoch": lambda monitor: loop(
+        monitor, dense(), [*torch.randn(68, 6).split(32)] * 5
+    ),
     "two images of many different pixels": lambda monitor: loop(monitor, convolution(), images(16), 2),
     "one image of many different pixels": lambda monitor: loop(monitor, convolution(), images(60), 1),
     "renormalised": lambda monitor: loop(monitor, dense(bn.BatchRenorm), torch.randn(32, 6), 2),

@@ -22,7 +22,7 @@ class Convolved(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.mix, self.norm = nn.Conv1d(3, 5, 1), nn.Linear(7, 7), nn.BatchNorm1d(5)
+        self.conv, self.mix, self.norm = nn.Conv1d(3, 5, 1, bias=False), nn.Linear(7, 7), nn.BatchNorm1d(5)
 
     def forward(self, x):
         return self.norm(self.mix(self.conv(x)))

@@ -99,7 +99,11 @@ def counts_in(x: Tensor) -> Tensor | None:
         size = lines.shape[-1]
         if size < 4:
             continue
-        after, before = _padding(lines), _padding(lines.flip(-1))
+        for edge in range(min(EDGE, size // 4) + 1):
+            after, before = (_runs(side, edge) for side in (lines, lines.flip(-1)))
+            if bool(after.any() or before.any()):
+                break
+        after, before = _alike(lines, after, edge), _alike(lines.flip(-1), before, edge)
         # An image with a plain background has it on both sides, and zeros after a ReLU lie anywhere.
         if max(after.sum(), before.sum()) < 5 * min(after.sum(), before.sum()):
             continue
@@ -117,19 +121,17 @@ def counts_in(x: Tensor) -> Tensor | None:
     return mask if found and padded >= SHARE and bool(mask.any()) else None
 
 
-def _padding(lines: Tensor) -> Tensor:
-    """How many lines at the end of each example repeat one another, and are the same in all examples that have them."""
+def _runs(lines: Tensor, edge: int) -> Tensor:
+    """How many lines at the end of each example repeat one another; the last ``edge`` may be others, and count too."""
     same = (lines[..., 1:] == lines[..., :-1]).all(1)  # (N, lines - 1): whether a line is as the one after it
-    size = lines.shape[-1]
-    best = torch.zeros(len(lines), dtype=torch.long, device=lines.device)
-    for edge in range(min(EDGE, size // 4) + 1):
-        runs = same[:, : same.shape[1] - edge].flip(1).long().cumprod(1).sum(1)
-        padded = torch.where(runs > 0, runs + 1 + edge, 0)
-        if int((padded > 0).sum()) and int(padded.sum()) > int(best.sum()):
-            ends = lines[padded > 0][..., size - 1 - edge]
-            if bool((ends == ends[:1]).all()):
-                best = padded
-    return best
+    runs = same[:, : same.shape[1] - edge].flip(1).long().cumprod(1).sum(1)
+    return torch.where(runs > 0, runs + 1 + edge, 0)
+
+
+def _alike(lines: Tensor, padded: Tensor, edge: int) -> Tensor:
+    """The same, if all examples that have such lines have the same: padding is of one kind."""
+    ends = lines[padded > 0][..., lines.shape[-1] - 1 - edge]
+    return padded if bool((ends == ends[:1]).all()) else torch.zeros_like(padded)
 
 
 def look(subject: Subject) -> Iterator[Finding]:

@@ -3,7 +3,8 @@
 ## What it does
 Tries, on a copy of a model in evaluation mode (or one that is to be exported), what `batchnorm.fold` would do, and says
 of every BN layer that would be left what stands in the way. Where ours can fold and torch's ``fuse_conv_bn_eval`` goes
-wrong or refuses (grouped transposed convolutions, layers without gamma and beta), it says that, with the error.
+wrong or refuses (grouped transposed convolutions, layers without gamma and beta; before an export also classes that
+do more than BN), it says that, with the error.
 
 ## Why is this bad?
 It is not wrong: a layer that stays costs a pass over memory at every inference. But who expects it to be gone wants to
@@ -63,7 +64,10 @@ def look(subject: Subject) -> Iterator[Finding]:
     for change in work.changes:
         into = str(change.after).removeprefix("into ").removesuffix(" (before it)")
         layer = modules.get(into)
-        if change.path in norms and layer is not None and str(change.after).endswith("(before it)"):
+        if change.path not in norms or layer is None or not str(change.after).endswith("(before it)"):
+            continue
+        # Somebody's own class, with an activation inside, is no news until torch's functions are about to meet it.
+        if subject.purpose or type(norms[change.path]).__module__.startswith("torch.nn"):
             wrong = _torchs(layer, norms[change.path])
             if wrong:
                 yield RULE.found(
