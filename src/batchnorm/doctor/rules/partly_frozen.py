@@ -199,7 +199,7 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
     modules = dict(patient.model.named_modules())
     affine = [p for path in paths for p in modules[path].parameters(recurse=False)]
     before = [(p, p.requires_grad, p.grad) for p in affine]
-    report = freeze(patient.model, paths, inplace=True)
+    _, report = freeze(patient.model, paths, inplace=True)
     for parameter, learnt, gradient in before:
         parameter.requires_grad_(learnt)
         parameter.grad = gradient
