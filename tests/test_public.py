@@ -13,7 +13,6 @@ import torch
 import batchnorm
 
 # The experiments and the benchmark run theirs beside their own tests.
-# A rule's docstring is its page, and its examples are its cases.
 ELSEWHERE = (
     "batchnorm.lab",
     "batchnorm.doctor.rules.",

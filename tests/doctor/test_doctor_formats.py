@@ -237,9 +237,9 @@ def read_as_github_does(line):
 
 @pytest.mark.parametrize("kind", NASTY)
 def test_github_reads_one_annotation_with_the_name_in_it(kind):
-    text = as_github(Outcome("m", nasty(kind), file="a,b:c%.py"))
+    text = as_github(Outcome("m", nasty(kind), file="a,b:c%\n\r.py"))
     (line,) = text.splitlines()
     name, properties, message = read_as_github_does(line)
     assert name == "notice"
-    assert properties == {"file": "a,b:c%.py", "title": "BN101 bias-before-norm"}
+    assert properties == {"file": "a,b:c%\n\r.py", "title": "BN101 bias-before-norm"}
     assert message.startswith(f"{shorten(printable(NASTY[kind]))}: its bias meets ")

@@ -48,8 +48,9 @@ def test_what_is_ignored():
     assert not bn.testing.assert_healthy(sick(), **arguments, per_module_ignores={"1": ["stale-statistics"]})
     assert not bn.testing.assert_healthy(sick(), data=shifted(), select=["BN2"], ignore=["BN2"])
     assert bn.testing.assert_healthy(sick(), **arguments, fail_on="error").codes == ("BN201",)
-    with pytest.raises(AssertionError):
-        bn.testing.assert_healthy(sick(), **arguments, per_module_ignores={"0": ["BN201"]})
+    for other in ({"0": ["BN201"]}, {"1": ["BN101"]}, {"1": []}):
+        with pytest.raises(AssertionError):
+            bn.testing.assert_healthy(sick(), **arguments, per_module_ignores=other)
 
 
 def test_a_checkpoint():

@@ -20,6 +20,7 @@ QUICK = [("vision", "resnet18"), ("vision", "mobilenet_v3_small"), ("vision", "s
          ("timm", "mobilenetv3_small_050"), ("transformers", "resnet"), ("transformers", "segformer")]  # fmt: skip
 # Warnings that are true, and stay: what is found, and why it is right.
 TRUE = {
+    ("segmentation", "deeplabv3_mobilenet_v3_large"): {"BN112"},
     ("transformers", "mobilenet_v1"): {"BN104"},
     ("transformers", "mobilenet_v2"): {"BN104"},
     ("transformers", "efficientnet"): {"BN104"},
@@ -28,6 +29,12 @@ WHY = {
     "BN101": "The layer has a bias and goes to nothing but BN in training mode, which subtracts the mean: "
     "its gradient is zero but for rounding. Harmless; in some of these networks the bias is there because the weights "
     "were converted from a framework that had it.",
+    "BN112": "DeepLabV3's head has a dropout of one half before the convolution that its last BN layer follows: the "
+    "variance that the layer learns in training is not that of evaluation (Li et al. 2019). The factor is measured "
+    "here, with random weights; trained ones may make it smaller.",
+    "BN502": "The network normalises before it convolves (pre-activation), or sums and joins before it normalises: no "
+    "linear layer stands beside these BN layers that could take them in. It costs a little at inference and is a "
+    "property of the architecture; advice, so that nobody looks for a fold that cannot be.",
     "BN104": "The configuration has TensorFlow's momentum, the weight of the old value, as torch's, the weight of the "
     "new one: training would give running statistics of the last batch. Inference with the published weights is not "
     "affected (huggingface/transformers#19454).",

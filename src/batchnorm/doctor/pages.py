@@ -47,7 +47,8 @@ def rule_named(word: str) -> Rule:
             return rule
     begin = [rule for rule in RULES.values() if plain and rule.code.lower().startswith(plain)]
     known = {text: rule for rule in RULES.values() for text in (rule.code.lower(), rule.name)}
-    close = begin or list({known[text].code: known[text] for text in get_close_matches(plain, known, 3, 0.6)}.values())
+    near = get_close_matches(plain, known, 1, 0.85) or get_close_matches(plain, known, 3, 0.6)
+    close = begin or list({known[text].code: known[text] for text in near}.values())
     within = close or [rule for rule in RULES.values() if len(plain) > 2 and plain in rule.name]
     meant = " or ".join(f"{rule.code} {rule.name}" for rule in within[:3])
     shown = word if len(word) <= 60 else f"{word[:57]}..."

@@ -88,7 +88,7 @@ class Watcher:
     def on_module(
         self, run: Run, path: str, module: nn.Module, arguments: tuple[Any, ...], output: Any
     ) -> Iterable[Finding]:
-        """A module of one of the kinds in ``modules`` has run; do not keep its tensors."""
+        """A module of one of the kinds in ``modules`` has run, while ``run.looking``; do not keep its tensors."""
         return ()
 
     def on_return(self, run: Run, output: Any) -> Iterable[Finding]:
@@ -294,9 +294,9 @@ class Run:
 
     def _module_passed(self, path: str) -> Callable[..., None]:
         def passed(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-            for code, listener in self._listeners["on_module"]:
-                if isinstance(module, listener.__self__.modules):
-                    self._listen(code, listener, path, module, arguments, output)
+            if self.looking:
+                wanted = [one for one in self._listeners["on_module"] if isinstance(module, one[1].__self__.modules)]
+                self._listen(wanted, path, module, arguments, output)
 
         return passed
 
@@ -334,18 +334,20 @@ class Run:
         return [(c, getattr(w, event)) for c, w in self._watchers.items() if getattr(type(w), event) is not plain]
 
     def _tell(self, event: str, *what: Any) -> None:
-        for code, listener in self._listeners[event]:
-            self._listen(code, listener, *what)
+        listeners = self._listeners[event]
+        if listeners:
+            self._listen(listeners, *what)
 
-    def _listen(self, code: str, listener: Callable[..., Iterable[Finding]], *what: Any) -> None:
-        if code in self.failed:
-            return
-        try:
-            with torch.no_grad():
-                for finding in listener(self, *what):
-                    self._take(finding)
-        except Exception as error:  # a rule that breaks must not break the training it looks at
-            self.failed[code] = f"{type(error).__name__}: {error}"
+    def _listen(self, listeners: list[tuple[str, Any]], *what: Any) -> None:
+        with torch.no_grad():
+            for code, listener in listeners:
+                if code in self.failed:
+                    continue
+                try:
+                    for finding in listener(self, *what):
+                        self._take(finding)
+                except Exception as error:  # a rule that breaks must not break the training it looks at
+                    self.failed[code] = f"{type(error).__name__}: {error}"
 
     def _take(self, finding: Finding) -> None:
         if (finding.code, finding.path) not in self._found:
