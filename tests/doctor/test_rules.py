@@ -56,7 +56,7 @@ def test_every_rule_has_its_cases(code):
         assert case.SICK_RUNS and case.HEALTHY_RUNS  # noqa: PT018
 
 
-@pytest.mark.parametrize(("code", "name"), SICK, ids="-".join)
+@pytest.mark.parametrize(("code", "name"), SICK, ids=str)
 def test_sick(code, name):
     arguments = given(code, name, "SICK")
     before = snapshot(arguments["model"])
@@ -67,12 +67,12 @@ def test_sick(code, name):
         check_form(finding, arguments["model"])
 
 
-@pytest.mark.parametrize(("code", "name"), HEALTHY, ids="-".join)
+@pytest.mark.parametrize(("code", "name"), HEALTHY, ids=str)
 def test_healthy(code, name):
     assert str(checked(given(code, name, "HEALTHY"), code)) == "nothing found"
 
 
-@pytest.mark.parametrize(("code", "name"), [(c, n) for c, n in SICK if RULES[c].fix is not None], ids="-".join)
+@pytest.mark.parametrize(("code", "name"), [(c, n) for c, n in SICK if RULES[c].fix is not None], ids=str)
 def test_fixed(code, name):
     arguments = given(code, name, "SICK")
     if not isinstance(arguments["model"], torch.nn.Module):
@@ -95,7 +95,7 @@ def test_fixed(code, name):
     assert not left, left
 
 
-@pytest.mark.parametrize(("code", "name"), SICK_RUNS, ids="-".join)
+@pytest.mark.parametrize(("code", "name"), SICK_RUNS, ids=str)
 def test_sick_run(code, name):
     findings = watched(code, name, "SICK_RUNS")
     assert findings.codes == (code,)
@@ -104,7 +104,7 @@ def test_sick_run(code, name):
         assert finding.step is not None
 
 
-@pytest.mark.parametrize(("code", "name"), HEALTHY_RUNS, ids="-".join)
+@pytest.mark.parametrize(("code", "name"), HEALTHY_RUNS, ids=str)
 def test_healthy_run(code, name):
     assert str(watched(code, name, "HEALTHY_RUNS")) == "nothing found"
 

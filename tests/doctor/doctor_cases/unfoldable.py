@@ -38,7 +38,6 @@ def before_padding():
 
 
 SICK = {
-    "a shared convolution": lambda: {"model": perturb(Shared()).eval(), "example": torch.randn(2, 3, 8, 8)},
     "an activation on both sides": lambda: case(nn.Conv2d(3, 3, 3), nn.ReLU(), *before_padding()),
     "no running statistics": lambda: case(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False)),
     "to be exported": lambda: case(*before_padding(), training=True, purpose="export"),
@@ -51,6 +50,10 @@ HEALTHY = {
     "a class that does more": lambda: case(nn.Conv2d(3, 4, 3), Activated(4)),
     "a linear layer before it": lambda: case(nn.Linear(3, 4), nn.BatchNorm1d(4), shape=(8, 3)),
     "a transposed convolution": lambda: case(nn.ConvTranspose2d(3, 6, 2), nn.BatchNorm2d(6)),
+    "a shared convolution, which is cloned": lambda: {
+        "model": perturb(Shared()).eval(),
+        "example": torch.randn(2, 3, 8, 8),
+    },
     "a copy for each": lambda: {"model": perturb(Shared(copies=True)).eval(), "example": torch.randn(2, 3, 8, 8)},
     "in training": lambda: case(*before_padding(), training=True),
     "no BN": lambda: case(nn.ReLU()),

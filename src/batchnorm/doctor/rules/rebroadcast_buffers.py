@@ -46,6 +46,7 @@ from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import Pass, Run, Watcher
 from batchnorm.doctor.subject import Subject
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.recompute import in_backward
 from batchnorm.records import Finding
 
 REPAIR = "broadcast_buffers=False, one forward pass of both batches, or bn.BatchNorm1d/2d/3d"
@@ -105,6 +106,8 @@ class _Watcher(Watcher):
     def on_input(
         self, run: Run, path: str, layer: _BatchNorm, x: Tensor, mask: Tensor | None
     ) -> Iterator[Finding]:  # fmt: skip
+        if in_backward():  # a recomputation, which may work with copies of the buffers
+            return
         marks = [ref for ref in self.waiting.pop(path, ()) if (mark := ref()) is not None and not mark.done]
         if not marks or layer.running_mean is None:
             return
