@@ -32,9 +32,12 @@ WHY = {
     "BN112": "DeepLabV3's head has a dropout of one half before the convolution that its last BN layer follows: the "
     "variance that the layer learns in training is not that of evaluation (Li et al. 2019). The factor is measured "
     "here, with random weights; trained ones may make it smaller.",
-    "BN502": "The network normalises before it convolves (pre-activation), or sums and joins before it normalises: no "
-    "linear layer stands beside these BN layers that could take them in. It costs a little at inference and is a "
-    "property of the architecture; advice, so that nobody looks for a fold that cannot be.",
+    "BN113": "With random weights some channels after a ReLU are zero for nearly all inputs, and an identity branch "
+    "normalises them: true of these weights, and nothing that the architecture is to blame for.",
+    "BN502": "Two kinds. Some layers cannot be folded: the network normalises before it convolves (pre-activation), or "
+    "joins, sums or branches before it normalises, so that no linear layer beside them could take them in. Others "
+    "have an activation inside (timm's BatchNormAct2d), which torch's own fuse functions lose, and `bn.fold` keeps. "
+    "Properties of the architecture, and said so that nobody looks for a fold that cannot be, or trusts a wrong one.",
     "BN104": "The configuration has TensorFlow's momentum, the weight of the old value, as torch's, the weight of the "
     "new one: training would give running statistics of the last batch. Inference with the published weights is not "
     "affected (huggingface/transformers#19454).",
