@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from batchnorm.layers.frozen import FrozenBatchNorm
     from batchnorm.layers.ghost import GhostBatchNorm, SplitBatchNorm
     from batchnorm.layers.masked import MaskedBatchNorm
+    from batchnorm.layers.recompute import update_once
     from batchnorm.layers.recurrent import BatchNormGRU, BatchNormLSTM
     from batchnorm.layers.recurrent_cells import BatchNormGRUCell, BatchNormLSTMCell
     from batchnorm.layers.renorm import BatchRenorm, Ramp
@@ -83,6 +84,7 @@ _HOME = {
     "BatchNormLSTM": "layers.recurrent",
     "BatchNormGRUCell": "layers.recurrent_cells",
     "BatchNormLSTMCell": "layers.recurrent_cells",
+    "update_once": "layers.recompute",
     "BatchRenorm": "layers.renorm",
     "Ramp": "layers.renorm",
     "no_update": "layers.switches",
@@ -158,6 +160,7 @@ __all__ = [
     "to_keras",
     "trace",
     "unfreeze",
+    "update_once",
     "use_batch_statistics",
     "use_domain",
 ]
