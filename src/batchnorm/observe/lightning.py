@@ -1,54 +1,45 @@
-"""`batchnorm.watch` as a callback of Lightning: ``Trainer(callbacks=[Watch(to="run.jsonl")])``."""
+"""`batchnorm.watch` as a callback of Lightning.
+
+``from batchnorm.observe.lightning import Watch``, then ``Trainer(callbacks=[Watch(to="run.jsonl")])``. The options of
+``Watch`` are those of `batchnorm.watch`; what it gives is ``callback.watch``. Lightning is imported when ``Watch`` is.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
+from functools import cache
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from batchnorm.errors import BatchNormError
-from batchnorm.observe import run as observed
+from batchnorm.observe import run
 from batchnorm.observe.watch import watch
+from batchnorm.trainers import lightning_callback
 
 
-def _callback() -> Any:
-    """The base class of callbacks, of whichever of the two packages is there; else None."""
-    for package in ("lightning.pytorch", "pytorch_lightning"):
-        try:
-            return import_module(f"{package}.callbacks").Callback
-        except ImportError:
-            continue
-    return None
+class Events:
+    """What the callback does, apart from Lightning's class that it is made with.
 
+    >>> Events(every=100).watch is None  # until training begins
+    True
 
-Callback = _callback()
-
-
-class Watch(Callback or object):  # type: ignore[misc]
-    """Records the signal while a LightningModule trains, in the process of rank 0.
-
-    >>> trainer = Trainer(callbacks=[Watch(every=100, to="run.jsonl")])  # doctest: +SKIP
-
-    Options are those of `batchnorm.watch`. The first optimiser's steps count. The training loss is
-    logged, and after a validation those of its metrics that are one number and have "val" in their name. ``watch`` is what
-    `batchnorm.watch` gives: ``watch.records``, ``watch.show()``.
+    The process of rank 0 watches, and the first optimiser's steps count. The training loss is logged, and after a
+    validation those of its metrics that are one number and have "val" in their name.
     """
 
     def __init__(self, **options: Any) -> None:
-        if Callback is None:
-            raise BatchNormError(
-                "Lightning is not installed", where="observe.lightning", do="pip install 'batchnorm[lightning]'"
-            )
         super().__init__()
+        self.watch: run.Watch | None = None
         self._options = options
-        self.watch: observed.Watch | None = None
+        # A wrong option is said now, not when training begins; which layers there are shows only then.
+        watch(nn.Identity(), **{name: option for name, option in options.items() if name != "layers"})
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin; a run that is resumed goes on counting where it was."""
+        self._end(None)
         if trainer.is_global_zero:
             options = {"start": trainer.global_step, **self._options}
-            self.watch = watch(pl_module, trainer.optimizers[:1] or None, **options).__enter__()
+            self.watch = watch(pl_module, trainer.optimizers[:1] or None, **options)
+            self.watch.__enter__()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log the loss of this batch."""
@@ -58,7 +49,7 @@ class Watch(Callback or object):  # type: ignore[misc]
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the metrics of the validation."""
-        if self.watch is not None and not trainer.sanity_checking:
+        if self.watch is not None and self.watch.running:
             for name, value in trainer.callback_metrics.items():
                 if isinstance(value, Tensor) and value.numel() == 1 and "val" in name:
                     self.watch.log(name, value)
@@ -71,6 +62,17 @@ class Watch(Callback or object):  # type: ignore[misc]
         """End, and keep what was recorded."""
         self._end(exception)
 
-    def _end(self, exception: BaseException | None) -> None:
+    def _end(self, error: BaseException | None) -> None:
         if self.watch is not None and self.watch.running:
-            self.watch.__exit__(type(exception) if exception else None, exception, None)
+            self.watch.__exit__(None if error is None else type(error), error, None)
+
+
+@cache
+def _watch() -> type:
+    return lightning_callback("Watch", Events, __name__, __doc__)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Watch":
+        return _watch()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
