@@ -94,8 +94,9 @@ def test_after_an_exception_nothing_is_left(where, tmp_path):
         def backward(ctx, gradient):
             raise KeyboardInterrupt
 
-    model = stack().eval()
-    model[0].train()
+    model = stack()
+    model[1].eval()
+    model[4].eval()
     model[1].register_forward_hook(lambda *_: None)
     optimizer = sgd(model)
     modes, hooks, own = [m.training for m in model.modules()], hooks_of(model), copy.deepcopy(model.state_dict())
@@ -105,6 +106,7 @@ def test_after_an_exception_nothing_is_left(where, tmp_path):
             raise KeyboardInterrupt
         Fails.apply(model(x)).sum().backward()
     assert not seen.running
+    assert len(seen.records.measurements) == (0 if where == "in the loop" else 28)
     assert hooks_of(model) == hooks
     assert [m.training for m in model.modules()] == modes
     assert equal(own, model.state_dict())

@@ -1,6 +1,7 @@
 """What is recorded, where, when, and under which name."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -448,3 +449,9 @@ def test_a_watch_begins_once():
     with pytest.raises(bn.BatchNormError, match="has begun before"):
         seen.__enter__()
     assert not seen.running
+
+
+def test_the_guide_names_every_quantity():
+    guide = Path(__file__).parents[2] / "docs" / "understand.md"
+    rows = [line.split("|")[1] for line in guide.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    assert {name.strip() for row in rows[1:] for name in row.split(",")} == set(QUANTITIES)
