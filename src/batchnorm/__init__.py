@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from batchnorm.layers.switches import no_update, use_batch_statistics
     from batchnorm.layers.sync import SyncBatchNorm
     from batchnorm.memory import keep_freed_memory
+    from batchnorm.observe.watch import watch
     from batchnorm.optim import param_groups
     from batchnorm.transforms.accelerate import accelerate
     from batchnorm.transforms.adapt import adapt
@@ -91,6 +92,7 @@ _HOME = {
     "use_batch_statistics": "layers.switches",
     "SyncBatchNorm": "layers.sync",
     "keep_freed_memory": "memory",
+    "watch": "observe.watch",
     "param_groups": "optim",
     "accelerate": "transforms.accelerate",
     "adapt": "transforms.adapt",
@@ -167,6 +169,7 @@ __all__ = [
     "update_once",
     "use_batch_statistics",
     "use_domain",
+    "watch",
 ]
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,7 @@ class RecordFile:
             fields = json.loads(text)
             if fields["format"] != FORMAT:
                 raise BatchNormError(f"these records have format {fields['format']}, this version reads {FORMAT}")
-            fields["measurements"] = tuple(
-                Measurement(**{**m, "samples": tuple(float("nan") if s is None else s for s in m["samples"])})
-                for m in fields["measurements"]
-            )
+            fields["measurements"] = tuple(_measurement(m) for m in fields["measurements"])
             return cls(**fields)
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise BatchNormError(f"this is not a batchnorm record file ({error})") from error
@@ -244,6 +241,71 @@ class Report:
             lines += [f"  {path or 'the model'}: {reason}" for path, reason in self.left.items()]
         lines += [str(measured) for measured in (self.certificate, self.gradients) if measured is not None]
         return "\n".join(lines)
+
+
+def read(path: str | os.PathLike[str]) -> RecordFile:
+    """Read a file of records: what a command wrote at its end, or what ``watch`` writes line by line.
+
+    >>> read("run.jsonl").command  # doctest: +SKIP
+    'watch'
+
+    A file of lines can be read while it grows, and after a kill: a last line that was cut off is left out.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise BatchNormError(f"{os.fspath(path)} cannot be read ({error.strerror})", where="records") from error
+    lines = content.split(b"\n")
+    try:
+        first = json.loads(lines[0])
+        in_lines = isinstance(first, dict) and "measurements" not in first
+    except ValueError:  # a RecordFile is written over many lines
+        in_lines = False
+    try:
+        return _from_lines(first, lines) if in_lines else RecordFile.from_json(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise BatchNormError("this is not a batchnorm record file (not text)", where=os.fspath(path)) from error
+    except BatchNormError as error:
+        raise BatchNormError(error.problem, where=os.fspath(path), do=error.do) from error
+
+
+def header_line(records: RecordFile) -> str:
+    """The first line of a file of lines: everything but the measurements.
+
+    >>> header_line(RecordFile("watch", {}, (), machine={}))
+    '{"command": "watch", "configuration": {}, "summary": {}, "machine": {}, "format": 1}\\n'
+    """
+    fields = {key: value for key, value in vars(records).items() if key != "measurements"}
+    return json.dumps(_plain(fields), allow_nan=False) + "\n"
+
+
+def line(measurement: Measurement) -> str:
+    """One measurement as a line of a file of lines.
+
+    >>> line(Measurement("mean", {"step": 0, "layer": "0"}, (1.5, float("nan"))))
+    '{"quantity": "mean", "setting": {"step": 0, "layer": "0"}, "samples": [1.5, null], "unit": ""}\\n'
+    """
+    return json.dumps(_plain(vars(measurement)), allow_nan=False) + "\n"
+
+
+def _from_lines(header: dict[str, Any], lines: list[bytes]) -> RecordFile:
+    """What a file of lines holds; only the last line, the one without an end, may be broken."""
+    measurements = []
+    for number, text in enumerate(lines[1:], start=2):
+        if not text.strip():
+            continue
+        try:
+            measurements.append(_measurement(json.loads(text)))
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):
+                break
+            raise BatchNormError(f"line {number} is not a measurement ({error})") from error
+    empty = RecordFile.from_json(json.dumps({**header, "measurements": []}))
+    return replace(empty, measurements=tuple(measurements))
+
+
+def _measurement(fields: Mapping[str, Any]) -> Measurement:
+    return Measurement(**{**fields, "samples": tuple(float("nan") if s is None else s for s in fields["samples"])})
 
 
 def machine() -> dict[str, Any]:

@@ -9,9 +9,12 @@ from torch import nn
 
 import batchnorm as bn
 import peer_models
+from batchnorm import trainers
 from batchnorm.doctor import lightning as adapter
 from batchnorm.doctor import transformers as other
 from batchnorm.doctor.attached import Attached, labels_in
+
+HOMES = {adapter: trainers, other: other}  # who imports the other package
 
 
 @pytest.fixture
@@ -184,7 +187,7 @@ def test_what_is_missing_is_said(module, monkeypatch):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name.partition(".")[0])
 
     module._monitor.cache_clear()
-    monkeypatch.setattr(module, "import_module", missing)
+    monkeypatch.setattr(HOMES[module], "import_module", missing)
     with pytest.raises(bn.BatchNormError, match="is not installed; pip install"):
         _ = module.Monitor
     with pytest.raises(AttributeError, match="no attribute 'Callback'"):
@@ -197,7 +200,7 @@ def test_a_package_that_lacks_one_of_its_own_is_not_called_missing(monkeypatch):
 
     for module in (adapter, other):
         module._monitor.cache_clear()
-        monkeypatch.setattr(module, "import_module", broken)
+        monkeypatch.setattr(HOMES[module], "import_module", broken)
         with pytest.raises(ModuleNotFoundError, match="torchmetrics"):
             _ = module.Monitor
 

@@ -8,12 +8,11 @@ imported when ``Monitor`` is.
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 from batchnorm.doctor.attached import Attached, labels_in
 from batchnorm.doctor.findings import Findings
-from batchnorm.errors import BatchNormError
+from batchnorm.trainers import lightning_callback
 
 
 class Events:
@@ -53,15 +52,7 @@ class Events:
 
 @cache
 def _monitor() -> type:
-    for home in ("lightning.pytorch.callbacks", "pytorch_lightning.callbacks"):
-        try:
-            callback = import_module(home).Callback
-        except ModuleNotFoundError as error:
-            if error.name != home.partition(".")[0]:
-                raise
-        else:
-            return type("Monitor", (Events, callback), {"__doc__": __doc__, "__module__": __name__})
-    raise BatchNormError("Lightning is not installed", where=__name__, do="pip install 'batchnorm[lightning]'")
+    return lightning_callback("Monitor", Events, __name__, __doc__)
 
 
 def __getattr__(name: str) -> Any:
