@@ -7,6 +7,7 @@ import typer
 from batchnorm.bench.command import bench
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.command import race
+from batchnorm.report.command import report
 from batchnorm.transforms.command import calibrate, fold
 
 app = typer.Typer(
@@ -16,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (race, calibrate, fold, bench):
+for command in (race, report, calibrate, fold, bench):
     app.command()(command)
 
 
