@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from batchnorm.layers.frozen import FrozenBatchNorm
     from batchnorm.layers.ghost import GhostBatchNorm, SplitBatchNorm
     from batchnorm.layers.masked import MaskedBatchNorm
+    from batchnorm.layers.recompute import update_once
     from batchnorm.layers.recurrent import BatchNormGRU, BatchNormLSTM
     from batchnorm.layers.recurrent_cells import BatchNormGRUCell, BatchNormLSTMCell
     from batchnorm.layers.renorm import BatchRenorm, Ramp
     from batchnorm.layers.switches import no_update, use_batch_statistics
     from batchnorm.layers.sync import SyncBatchNorm
     from batchnorm.memory import keep_freed_memory
+    from batchnorm.observe.watch import watch
     from batchnorm.optim import param_groups
     from batchnorm.transforms.accelerate import accelerate
     from batchnorm.transforms.adapt import adapt
@@ -83,12 +85,14 @@ _HOME = {
     "BatchNormLSTM": "layers.recurrent",
     "BatchNormGRUCell": "layers.recurrent_cells",
     "BatchNormLSTMCell": "layers.recurrent_cells",
+    "update_once": "layers.recompute",
     "BatchRenorm": "layers.renorm",
     "Ramp": "layers.renorm",
     "no_update": "layers.switches",
     "use_batch_statistics": "layers.switches",
     "SyncBatchNorm": "layers.sync",
     "keep_freed_memory": "memory",
+    "watch": "observe.watch",
     "param_groups": "optim",
     "accelerate": "transforms.accelerate",
     "adapt": "transforms.adapt",
@@ -158,8 +162,10 @@ __all__ = [
     "to_keras",
     "trace",
     "unfreeze",
+    "update_once",
     "use_batch_statistics",
     "use_domain",
+    "watch",
 ]
 
 

@@ -58,6 +58,12 @@ def bench(
             "By default all cells are measured without it, then training from 6 MB up again with it.",
         ),
     ] = None,
+    monitor: Annotated[
+        bool,
+        typer.Option(
+            "--monitor", help="Measure what batchnorm.monitor adds to a training step of a ResNet-18 instead."
+        ),
+    ] = False,
     cells: Annotated[bool, typer.Option("--cells/--no-cells", help="Print every cell before the summary.")] = True,
     json: Annotated[Path | None, typer.Option(metavar="OUT", help="Write all samples and the summary here.")] = None,
 ) -> None:
@@ -82,6 +88,8 @@ def bench(
 
       batchnorm bench --shapes 32x64x56x56 --passes train --compile all
 
+      batchnorm bench --monitor --rounds 100
+
     The full run takes some minutes; Ctrl-C ends it and prints what is done.
     """
     if dtype not in grid.DTYPES:
@@ -91,6 +99,9 @@ def bench(
             raise BatchNormError(f"--{option} is {number}, but must be at least 1")
     if json is not None and json.is_dir():
         raise BatchNormError(f"--json is {str(json)!r}, which is a folder", do="name a file in it")
+    if monitor:
+        _measure_monitor(rounds or (20 if quick else 60), threads, json)
+        return
     compiled = grid.parse_names(compiled or ("off" if quick else "target"), "compile", COMPILED)[0]
     cases = grid.make_cases(
         grid.parse_shapes(shapes) if shapes else grid.QUICK_SHAPES if quick else grid.SHAPES,
@@ -112,6 +123,24 @@ def bench(
         raise typer.Exit(130)
     if any(note.startswith("batchnorm ") for note in result.notes):
         raise typer.Exit(1)
+
+
+def _measure_monitor(rounds: int, threads: int | None, json: Path | None) -> None:
+    """Measure the cost of `batchnorm.monitor`, print it, write the samples."""
+    import torch
+
+    from batchnorm.bench.monitoring import describe, measure_monitor
+    from batchnorm.bench.run import threads_set
+
+    with threads_set(threads) as used:
+        cost = measure_monitor(rounds)
+    typer.echo(describe(cost, used))
+    if json is not None:
+        configuration = {"threads": used, "rounds": rounds, "torch": torch.__version__, "every": cost.every}
+        summary = {"between": cost.between, "looking": cost.looking, "share": cost.share}
+        record = RecordFile("bench", configuration, cost.measurements({"network": "resnet18"}), summary)
+        record.write(json)
+        typer.echo(f"written to {json}")
 
 
 def _names(text: str, option: str, known: tuple[str, ...], default: tuple[str, ...]) -> list[str]:

@@ -11,6 +11,12 @@ FILES = {
     "BN101": "bias_before_norm",
     "BN201": "stale_statistics",
     "BN301": "validation_in_train_mode",
+    "BN302": "double_update",
+    "BN303": "mixed_forwards",
+    "BN304": "accumulation",
+    "BN305": "stale_copy",
+    "BN306": "batch_leak",
+    "BN307": "saturation",
 }
 
 RULES: dict[str, Rule] = {

@@ -12,9 +12,12 @@ from batchnorm.errors import BatchNormError
 from batchnorm.graph import check_ready
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
 
+_HERE = "monitor"
+Models = nn.Module | Mapping[str, nn.Module] | Iterable[nn.Module]
+
 
 def monitor(
-    model: nn.Module,
+    model: Models,
     optimizer: Optimizers = None,
     *,
     copies: Mapping[str, nn.Module] | None = None,
@@ -42,11 +45,41 @@ def monitor(
     ``copies`` are averaged, target or teacher networks that follow the model, by name. In every ``every``-th step the
     numbers are looked at, in the others only shapes and flags. ``run.told(labels)`` before a call tells the labels of
     the batch. A rule that breaks is left out from then on, and is in ``run.failed``; the training goes on.
+
+    Without ``optimizer``, every optimiser that holds parameters of the model counts. Networks that train together, such
+    as a GAN's, go into one monitor, ``monitor({"G": generator, "D": discriminator})``: paths begin with the name, and
+    the steps of each are those of its own optimiser. A wrapper (DistributedDataParallel) can be given as well as what
+    is in it; replicas that nn.DataParallel makes are not seen. A compiled model is refused: its hooks would not run.
     """
-    check_ready(model, "monitor")
+    whole = _together(model)
+    check_ready(whole, _HERE)
+    for path, module in whole.named_modules():
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            raise BatchNormError(
+                f"{path or 'the model'} ({type(module).__name__}) is compiled",
+                where=_HERE,
+                do="monitor some steps without compile() first",
+            )
     if every < 1:
-        raise BatchNormError(f"every is {every}", where="monitor", do="give a whole number from 1 up")
+        raise BatchNormError(f"every is {every}", where=_HERE, do="give a whole number from 1 up")
     rules = chosen(tuple(select), tuple(ignore))
     watchers = {code: rule.watch() for code, rule in rules.items() if rule.watch is not None}
-    optimizers = tuple(check_optimizers(model, optimizer, "monitor"))
-    return Run(model, optimizers, dict(copies or {}), watchers, every, warn)
+    optimizers = tuple(check_optimizers(whole, optimizer, _HERE))
+    for name, copied in (copies or {}).items():
+        if not isinstance(copied, nn.Module):
+            raise BatchNormError(f"the copy {name!r} is a {type(copied).__name__}", where=_HERE, do="give nn.Modules")
+    return Run(whole, optimizers, dict(copies or {}), watchers, every, warn)
+
+
+def _together(model: Models) -> nn.Module:
+    """One module that has all of the given ones, by their names."""
+    if isinstance(model, nn.Module):
+        return model
+    given = dict(model) if isinstance(model, Mapping) else {str(i): m for i, m in enumerate(model)}
+    for name, one in given.items():
+        if not isinstance(one, nn.Module):
+            raise BatchNormError(f"model {name!r} is a {type(one).__name__}", where=_HERE, do="give nn.Modules")
+    try:
+        return nn.ModuleDict(given)
+    except KeyError as error:  # a dot in it, or an attribute's name
+        raise BatchNormError(f"a model cannot have this name: {error}", where=_HERE, do="give it another") from error

@@ -13,36 +13,60 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from batchnorm.doctor.findings import Findings
-from batchnorm.errors import BatchNormWarning
+from batchnorm.doctor.hooks import Hook, users_frame
+from batchnorm.doctor.owners import owners
+from batchnorm.errors import BatchNormError, BatchNormWarning
+from batchnorm.functional import moments
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.recompute import in_backward, updates_once
+from batchnorm.moments import Moments
+from batchnorm.nested import tensors_in
 from batchnorm.records import Finding
 
+UNSEEN = 3  # steps without a call of the model, after which one says so
 
-@dataclass(frozen=True)
+
+@dataclass
 class Pass:
     """One forward pass of one BN layer, as it happened."""
 
     path: str
     layer: _BatchNorm
     x: Tensor  # what the layer was given; do not keep it
-    y: Tensor
+    y: Tensor  # what it made; where a recomputation ended inside the layer, what it was given
     mask: Tensor | None
     from_batch: bool  # normalised with the statistics of the batch
     updates: bool  # and the running ones moved
-    gradients: bool  # grad mode was on
+    gradients: bool  # the model was called for gradients, though a checkpoint inside may do without for a while
     recomputed: bool  # inside a backward pass: activation checkpointing
     call: int  # the number of the model's call that it belongs to; 0: outside of any
+    turn: int = 0  # how many steps the optimisers of this layer have taken
+    _moments: Moments | None = None
 
     @property
     def values(self) -> int:
         """How many values a channel has."""
         return self.x.numel() // max(self.x.shape[1], 1) if self.x.dim() > 1 else self.x.numel()
 
+    @property
+    def moments(self) -> Moments:
+        """Count, mean and variance of what the layer was given, per channel; read once for all rules."""
+        if self._moments is None:
+            self._moments = moments(self.x.detach(), mask=self.mask)
+        return self._moments
+
 
 class Watcher:
     """What one rule does while training runs; each method may yield findings. Override what the rule needs."""
+
+    modules: tuple[type[nn.Module], ...] = ()  # of which `on_module` is told
+
+    def on_begin(self, run: Run) -> Iterable[Finding]:
+        """The run begins."""
+        return ()
 
     def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterable[Finding]:
         """The model is called."""
@@ -52,8 +76,22 @@ class Watcher:
         """A BN layer has run."""
         return ()
 
+    def on_module(
+        self, run: Run, path: str, module: nn.Module, arguments: tuple[Any, ...], output: Any
+    ) -> Iterable[Finding]:
+        """A module of one of the kinds in ``modules`` has run; do not keep its tensors."""
+        return ()
+
     def on_return(self, run: Run, output: Any) -> Iterable[Finding]:
-        """The model has returned."""
+        """The model has returned, or raised (then the output is None)."""
+        return ()
+
+    def on_copy(self, run: Run, name: str) -> Iterable[Finding]:
+        """One of ``run.copies`` has been called."""
+        return ()
+
+    def on_backward(self, run: Run, path: str) -> Iterable[Finding]:
+        """A backward pass has left a gradient in gamma or beta of a layer."""
         return ()
 
     def on_step(self, run: Run) -> Iterable[Finding]:
@@ -65,16 +103,19 @@ class Watcher:
         return ()
 
 
-EVENTS = ("on_call", "on_pass", "on_return", "on_step", "on_end")
+EVENTS = (
+    "on_begin", "on_call", "on_pass", "on_module", "on_return", "on_copy", "on_backward", "on_step", "on_end",
+)  # fmt: skip
 
 
 class Run:
     """A training run under observation.
 
-    ``step`` counts optimiser steps, ``call`` the calls of the model, ``calls_since_step`` those since the last step,
-    ``labels`` are those of the current batch if the loop told (`told`), ``looking`` is true in every ``every``-th
-    step: then rules may read numbers, at other times they should look at shapes and flags only. ``findings`` are those
-    so far.
+    ``step`` counts optimiser steps, ``call`` the calls of the model (or, where a container is not called itself, of
+    the modules in it), ``calls_since_step`` those since the last step. ``gradients`` says whether this call is made for
+    gradients, ``labels`` are those of its batch if the loop told (`told`). ``looking`` is true in every ``every``-th
+    step: then rules may read numbers, at other times they should look at shapes and flags only. ``stepping`` is the
+    optimiser that is stepping (LBFGS calls the model in its step). ``findings`` are those so far.
     """
 
     def __init__(
@@ -89,20 +130,25 @@ class Run:
         self.model, self.optimizers, self.copies, self.every, self.warn = model, optimizers, copies, every, warn
         self.step = self.call = self.calls_since_step = 0
         self.labels: Tensor | None = None
+        self.stepping: Optimizer | None = None
         self.failed: dict[str, str] = {}
         self._watchers = dict(watchers)
         self._paths = {m: path for path, m in model.named_modules() if isinstance(m, _BatchNorm)}
+        self._turns = dict.fromkeys(self._paths.values(), 0)
+        self._owned: dict[Optimizer, list[str]] = {}
         self._found: dict[tuple[str, str], Finding] = {}
         self._said: set[str] = set()
         self._new: list[Finding] = []
         self._inside = 0
+        self.gradients = True
+        self._state = "new"
         self._listeners = {event: self._overriding(event) for event in EVENTS}
         self._stack = ExitStack()
 
     @property
     def looking(self) -> bool:
-        """Whether this step is one in which numbers may be read."""
-        return self.step % self.every == 0
+        """Whether this step is one in which numbers may be read; before the first step, this call."""
+        return (self.step or max(self.call - 1, 0)) % self.every == 0
 
     @property
     def layers(self) -> dict[str, _BatchNorm]:
@@ -121,20 +167,50 @@ class Run:
     # ---- the hooks
 
     def __enter__(self) -> Run:
-        model = self.model
-        add = self._stack.callback
-        add(model.register_forward_pre_hook(self._called, with_kwargs=True, prepend=True).remove)
-        add(model.register_forward_hook(self._returned, always_call=True).remove)
-        for layer in self._paths:
-            add(layer.register_forward_hook(self._passed, with_kwargs=True).remove)
-        for optimizer in self.optimizers:
-            add(optimizer.register_step_pre_hook(self._steps).remove)
-            add(optimizer.register_step_post_hook(self._stepped).remove)
+        if self._state != "new":
+            raise BatchNormError(f"this monitor has {self._state}", where="monitor", do="make a new one for each run")
+        self._state = "begun"
+        try:
+            self._put_hooks()
+            self._tell("on_begin")
+        except BaseException:
+            self._stack.close()
+            raise
         return self
+
+    def _put_hooks(self) -> None:
+        add = self._stack.callback
+        called, returned, passed = Hook(self._called), Hook(self._returned), Hook(self._passed)
+        for module in (self.model, *self.model.children()):  # a container is not called, but what is in it
+            add(module.register_forward_pre_hook(called, with_kwargs=True, prepend=True).remove)
+            add(module.register_forward_hook(returned, always_call=True).remove)
+        for layer, path in self._paths.items():
+            # Called also if the layer raises: a recomputation ends with an exception as soon as it has what it needs.
+            add(layer.register_forward_hook(passed, with_kwargs=True, always_call=True).remove)
+            parameter = next((p for p in (layer.weight, layer.bias) if _learns(p)), None)
+            if parameter is not None and self._listeners["on_backward"]:
+                reached = lambda _, path=path: self._tell("on_backward", path)  # noqa: E731
+                add(parameter.register_post_accumulate_grad_hook(reached).remove)  # type: ignore[no-untyped-call]
+        kinds = tuple({kind for _, listener in self._listeners["on_module"] for kind in listener.__self__.modules})
+        for path, module in self.model.named_modules() if kinds else ():
+            if isinstance(module, kinds):
+                add(module.register_forward_hook(Hook(self._module_passed(path))).remove)
+        for name, copied in self.copies.items() if self._listeners["on_copy"] else ():
+            told = lambda *_, name=name: self._tell("on_copy", name)  # noqa: E731
+            add(copied.register_forward_pre_hook(Hook(told)).remove)
+        if self.optimizers:
+            for optimizer in self.optimizers:
+                add(optimizer.register_step_pre_hook(self._steps).remove)
+                add(optimizer.register_step_post_hook(self._stepped).remove)
+        else:  # any that holds parameters of the model
+            add(register_optimizer_step_pre_hook(self._steps).remove)
+            add(register_optimizer_step_post_hook(self._stepped).remove)
+        self._owned = owners(self.model, list(self._turns), list(self.optimizers))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._state = "ended"
         self._stack.close()
         self._tell("on_end")
         if error is None:
@@ -145,52 +221,97 @@ class Run:
         if self._inside == 1:
             self.call += 1
             self.calls_since_step += 1
+            # Inside a function with a backward of its own (a reentrant checkpoint) grad mode is off, though gradients
+            # are wanted: then what comes in requires one.
+            self.gradients = torch.is_grad_enabled() or any(t.requires_grad for t in tensors_in(arguments, keywords))
             self._tell("on_call", arguments, keywords)
 
     def _returned(self, model: nn.Module, arguments: Any, output: Any) -> None:
-        self._inside -= 1
+        self._inside = max(self._inside - 1, 0)
         if self._inside == 0:
             self._tell("on_return", output)
             self.labels = None
             self._say()
 
     def _passed(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        path = self._paths.get(layer)  # type: ignore[call-overload]
+        if path is None or not self._listeners["on_pass"]:  # a replica has the hooks of its original
+            return
         assert isinstance(layer, _BatchNorm)
         x = arguments[0] if arguments else keywords.get("input")
-        if not self._listeners["on_pass"] or not isinstance(x, Tensor) or not isinstance(output, Tensor):
+        recomputed = in_backward()
+        if output is None and recomputed:
+            output = x
+        if not isinstance(x, Tensor) or not isinstance(output, Tensor):
             return
         from_batch, updates = uses(layer)
+        updates = updates and not (recomputed and updates_once(layer))
         mask = keywords.get("mask")
+        mask = mask if isinstance(mask, Tensor) else None
+        if updates and isinstance(layer, _Fast) and layer.one_value == "running" and layer._has_one_value(x, mask):
+            from_batch = updates = False
+        inside = self._inside > 0
         seen = Pass(
-            self._paths[layer], layer, x, output, mask if isinstance(mask, Tensor) else None, from_batch, updates,
-            torch.is_grad_enabled(), in_backward(), self.call if self._inside else 0,
+            path, layer, x, output, mask, from_batch, updates,
+            self.gradients if inside else torch.is_grad_enabled(), recomputed, self.call if inside else 0,
+            self._turns[path],
         )  # fmt: skip
         self._tell("on_pass", seen)
 
-    def _steps(self, *_: Any) -> None:
-        self._tell("on_step")
+    def _module_passed(self, path: str) -> Callable[..., None]:
+        def passed(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+            for code, listener in self._listeners["on_module"]:
+                if isinstance(module, listener.__self__.modules):
+                    self._listen(code, listener, path, module, arguments, output)
 
-    def _stepped(self, *_: Any) -> None:
+        return passed
+
+    def _steps(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._owns(optimizer):
+            self.stepping = optimizer
+            self._tell("on_step")
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._owns(optimizer):
+            return
         self.step += 1
-        self.calls_since_step = 0
+        self.calls_since_step = self._inside = 0
+        self.stepping = None
+        for path in self._owned[optimizer]:
+            self._turns[path] += 1
         self._say()
+        if self.step == UNSEEN and not self.call and self._paths and self.warn:
+            warnings.warn(
+                f"monitor: the optimiser has stepped {UNSEEN} times, and no call of the model was seen: it is called "
+                "through another object (a copy, or compiled: monitor it uncompiled)",
+                BatchNormWarning,
+                stacklevel=users_frame(),
+            )
+
+    def _owns(self, optimizer: Optimizer) -> bool:
+        if optimizer not in self._owned and not self.optimizers:
+            self._owned = owners(self.model, list(self._turns), [*self._owned, optimizer])
+        return optimizer in self._owned
 
     # ---- the watchers
 
-    def _overriding(self, event: str) -> list[tuple[str, Callable[..., Iterable[Finding]]]]:
+    def _overriding(self, event: str) -> list[tuple[str, Any]]:
         plain = getattr(Watcher, event)
         return [(c, getattr(w, event)) for c, w in self._watchers.items() if getattr(type(w), event) is not plain]
 
     def _tell(self, event: str, *what: Any) -> None:
         for code, listener in self._listeners[event]:
-            if code in self.failed:
-                continue
-            try:
-                with torch.no_grad():
-                    for finding in listener(self, *what):
-                        self._take(finding)
-            except Exception as error:  # a rule that breaks must not break the training it looks at
-                self.failed[code] = f"{type(error).__name__}: {error}"
+            self._listen(code, listener, *what)
+
+    def _listen(self, code: str, listener: Callable[..., Iterable[Finding]], *what: Any) -> None:
+        if code in self.failed:
+            return
+        try:
+            with torch.no_grad():
+                for finding in listener(self, *what):
+                    self._take(finding)
+        except Exception as error:  # a rule that breaks must not break the training it looks at
+            self.failed[code] = f"{type(error).__name__}: {error}"
 
     def _take(self, finding: Finding) -> None:
         if (finding.code, finding.path) not in self._found:
@@ -199,14 +320,16 @@ class Run:
 
     def _say(self) -> None:
         """Warn, once for every rule, of what is new."""
+        if not self._new:
+            return
         new, self._new = self._new, []
         for code in dict.fromkeys(finding.code for finding in new if finding.code not in self._said):
             own = [finding for finding in new if finding.code == code]
             self._said.add(code)
             if self.warn:
-                more = f" (and {len(own) - 1} more layers)" if len(own) > 1 else ""
+                more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""
                 text = f"step {self.step}, call {self.call}: {own[0]}{more}; {own[0].repair}"
-                warnings.warn(text, BatchNormWarning, stacklevel=4)
+                warnings.warn(text, BatchNormWarning, stacklevel=users_frame())
 
 
 def uses(layer: _BatchNorm) -> tuple[bool, bool]:
@@ -226,10 +349,5 @@ def uses(layer: _BatchNorm) -> tuple[bool, bool]:
     return from_batch, bool(tracked and moves and layer.momentum != 0.0)
 
 
-def in_backward() -> bool:
-    """Whether a backward pass is under way.
-
-    >>> in_backward()
-    False
-    """
-    return torch._C._current_graph_task_id() != -1
+def _learns(parameter: Any) -> bool:
+    return isinstance(parameter, nn.Parameter) and parameter.is_leaf and parameter.requires_grad

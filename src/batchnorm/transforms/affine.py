@@ -15,6 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.channel_norms import Finish
 from batchnorm.layers.domain import OneDomain
+from batchnorm.layers.recompute import has_hooks
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -125,7 +126,7 @@ def unfit(norm: Any) -> str:
         return "it has statistics for every time step"
     if is_parametrized(norm):
         return "its gamma or beta is parametrised"
-    if norm._forward_hooks or norm._forward_pre_hooks:
+    if has_hooks(norm):
         return "it has hooks, which would be lost"
     return ""
 

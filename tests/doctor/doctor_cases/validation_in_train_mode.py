@@ -1,6 +1,7 @@
 """BN301, after the threads on stacked hourglass networks: a validation loop that forgets model.eval()."""
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import batchnorm as bn
@@ -42,9 +43,75 @@ def only_measures(monitor):
             model(x)
 
 
-SICK_RUNS = {"no eval()": lambda monitor: loop(monitor, forgets)}
+def network():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def update_bn(monitor):
+    """Measures the statistics anew at the end, over more batches than it trained on."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with monitor(model, optimizer):
+        for x in torch.randn(3, 8, 3):
+            model(x).square().mean().backward()
+            optimizer.step()
+        torch.optim.swa_utils.update_bn(list(torch.randn(9, 8, 3)), model)
+
+
+def in_every_step(monitor):
+    """A GAN's generator, which makes images without gradients for every step of the discriminator."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with monitor(model, optimizer):
+        for x in torch.randn(4, 8, 3):
+            model(x).square().mean().backward()
+            for _ in range(2):
+                with torch.no_grad():
+                    model(x)
+            optimizer.step()
+
+
+class PartlyCheckpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(torch.utils.checkpoint.checkpoint(self.body, x.requires_grad_(), use_reentrant=True))
+
+
+def train(monitor, model, call=lambda model, x: model(x)):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with monitor(model, optimizer):
+        for x in torch.randn(4, 8, 3):
+            call(model, x).sum().backward()
+            optimizer.step()
+
+
+def wholly_checkpointed(model, x):
+    return torch.utils.checkpoint.checkpoint(model, x.requires_grad_(), use_reentrant=True)
+
+
+def sanity_check(monitor):
+    """One pass before the training, which moved the statistics, and a second one in the middle, which is the bug."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with monitor(model):
+        for step, x in enumerate(torch.randn(6, 8, 3)):
+            if step in (0, 4):
+                with torch.no_grad():
+                    model(x)
+            model(x).square().mean().backward()
+            optimizer.step()
+
+
+SICK_RUNS = {"no eval()": lambda monitor: loop(monitor, forgets), "an optimiser that was not given": sanity_check}
 HEALTHY_RUNS = {
     "eval()": lambda monitor: loop(monitor, remembers),
     "no_update": lambda monitor: loop(monitor, keeps),
     "a calibration": only_measures,
+    "update_bn": update_bn,
+    "in every step": in_every_step,
+    "a checkpoint in it": lambda monitor: train(monitor, PartlyCheckpointed()),
+    "a checkpoint around it": lambda monitor: train(monitor, network(), wholly_checkpointed),
 }

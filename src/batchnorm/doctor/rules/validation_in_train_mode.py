@@ -1,7 +1,9 @@
 """Validation in training mode: running statistics learn from data that nobody trains on.
 
 ## What it does
-Notices that running statistics move in a call of the model without gradients, in a run that also trains.
+Notices that running statistics move in a call of the model without gradients, in a run that also trains. Calls that are
+part of every step (a generator that makes images for the discriminator, guessed labels) are not validation, and a pass
+that begins with reset statistics is a measurement of them: neither is reported here.
 
 ## Why is this bad?
 Somebody forgot ``model.eval()``. The validation loss is that of batch statistics (each example sees the others, and the
@@ -33,30 +35,46 @@ with ``with bn.no_update(model):``, which keeps the statistics.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import Pass, Run, Watcher
 from batchnorm.records import Finding
 
+NEVER = -2
+
 
 class _Watcher(Watcher):
     """Waits until it is clear that this run trains: without training, a pass over data may be a calibration."""
 
     def __init__(self) -> None:
-        self.trained = False
+        self.trained: Counter[str] = Counter()  # updates with gradients, by layer
+        self.bare: dict[str, tuple[int, int]] = {}  # the last two turns with updates without any
 
     def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+        if not seen.updates or seen.recomputed:
+            return
+        path = seen.path
         if seen.gradients:
-            self.trained = self.trained or seen.updates
-        elif seen.updates and not seen.recomputed and (self.trained or run.step):
+            self.trained[path] += 1
+            return
+        before, last = self.bare.get(path, (NEVER, NEVER))
+        before = last if last < seen.turn else before
+        self.bare[path] = before, seen.turn
+        count = seen.layer.num_batches_tracked
+        if count is not None and int(count) < self.trained[path]:
+            self.trained[path] = 0  # somebody has reset the statistics, and measures them anew
+        # What happens in the first step, or in one after the other, is part of the training.
+        if self.trained[path] and seen.turn and before < seen.turn - 1:
             yield RULE.found(
-                seen.path,
+                path,
                 "its running statistics moved in a call without gradients, as in a validation that forgot model.eval()",
                 "call model.eval() first, and model.train() after; or `with bn.no_update(model):` if it is meant",
                 step=run.step,
                 call=run.call,
                 values=seen.values,
+                updates_with_gradients=self.trained[path],
             )
 
 

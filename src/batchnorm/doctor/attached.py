@@ -1,0 +1,72 @@
+"""A monitor that is begun and ended by events, for trainers that call back instead of having a ``with`` block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from batchnorm.doctor.findings import Findings
+from batchnorm.doctor.monitor import monitor
+from batchnorm.doctor.run import Run
+
+
+class Attached:
+    """Begins a monitor of a model, and ends it; beginning anew ends what was begun before.
+
+    >>> attached = Attached(every=10)
+    >>> attached.begin(nn.BatchNorm1d(3))
+    >>> attached.end()
+    >>> len(attached.findings)
+    0
+
+    The options are those of `batchnorm.monitor`. The optimisers are found as they step.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.run: Run | None = None
+        self._open = False
+        monitor(nn.Identity(), **options)  # a wrong option is said now, not when training begins
+
+    @property
+    def findings(self) -> Findings:
+        """What was found so far in this run, or in the last one."""
+        return Findings([]) if self.run is None else self.run.findings
+
+    def begin(self, model: nn.Module) -> None:
+        """Begin to look on."""
+        self.end()
+        self.run = monitor(model, **self.options)
+        self.run.__enter__()
+        self._open = True
+
+    def told(self, labels: Tensor | None) -> None:
+        """Tell the labels of the batch that comes next."""
+        if self._open and self.run is not None and labels is not None:
+            self.run.told(labels)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Take the hooks away."""
+        if self._open and self.run is not None:
+            self._open = False
+            self.run.__exit__(None if error is None else type(error), error, None)
+
+
+def labels_in(batch: Any) -> Tensor | None:
+    """Return the class labels of a batch: its second entry, or what a dictionary calls so; None if there are none.
+
+    >>> import torch
+    >>> labels_in((torch.zeros(2, 3), torch.tensor([0, 1])))
+    tensor([0, 1])
+    >>> labels_in({"pixels": torch.zeros(2, 3), "labels": torch.tensor([0.5, 0.1])})
+    """
+    if isinstance(batch, (tuple, list)):
+        found = batch[1] if len(batch) > 1 else None
+    elif isinstance(batch, dict):
+        found = next((batch[name] for name in ("labels", "label", "targets", "target", "y") if name in batch), None)
+    else:
+        found = None
+    if isinstance(found, Tensor) and found.dim() == 1 and not found.dtype.is_floating_point:
+        return found
+    return None

@@ -1,0 +1,83 @@
+"""Hooks that stay with the model they were put on: a copy of it, or a file it is saved to, does nothing of theirs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+_OURS = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
+_KINDS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
+
+
+class Hook:
+    """A forward hook that is not copied with its module, not pickled, and not compiled or traced.
+
+    >>> import copy
+    >>> layer, seen = nn.Identity(), []
+    >>> handle = layer.register_forward_hook(Hook(lambda *what: seen.append(1)))
+    >>> other = copy.deepcopy(layer)
+    >>> y = other(torch.zeros(1)), layer(torch.zeros(1))
+    >>> len(seen), len(other._forward_hooks)  # the copy's did nothing, and took itself away
+    (1, 0)
+
+    Without it, ``copy.deepcopy(model)`` for a moving average would copy the whole observation along with the hooks.
+    """
+
+    __slots__ = ("_act",)
+
+    def __init__(self, act: Callable[..., None] | None) -> None:
+        self._act = act
+
+    def __call__(self, module: nn.Module, *what: Any) -> None:
+        """Act, unless this is a copy or the module is being compiled or traced."""
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+            return
+        if self._act is not None:
+            self._act(module, *what)
+        else:
+            _forget(module, self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        return Hook(None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hook, (None,)
+
+
+def _forget(module: nn.Module, hook: Hook) -> None:
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for key in [key for key, value in hooks.items() if value is hook]:
+            del hooks[key]
+            for kind in (
+                "_forward_hooks_with_kwargs",
+                "_forward_hooks_always_called",
+                "_forward_pre_hooks_with_kwargs",
+            ):
+                getattr(module, kind).pop(key, None)
+
+
+def users_frame() -> int:
+    """How many frames up from the caller the code of the user is: what a warning should point at.
+
+    >>> users_frame()
+    1
+    """
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_OURS, _TORCH)):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def first_tensor(things: Iterable[Any]) -> torch.Tensor | None:
+    """Return the first of some arguments that is a tensor.
+
+    >>> first_tensor((1, torch.tensor(2)))
+    tensor(2)
+    """
+    return next((thing for thing in things if isinstance(thing, torch.Tensor)), None)

@@ -1,0 +1,61 @@
+"""`batchnorm.monitor` as a callback of Lightning.
+
+``from batchnorm.doctor.lightning import Monitor``, then ``Trainer(callbacks=[Monitor()])``. The options of ``Monitor``
+are those of `batchnorm.monitor`; what is found is warned of where it happens, and is in its ``findings``. Lightning is
+imported when ``Monitor`` is.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from batchnorm.doctor.attached import Attached, labels_in
+from batchnorm.doctor.findings import Findings
+from batchnorm.trainers import lightning_callback
+
+
+class Events:
+    """What the callback does, apart from Lightning's class that it is made with.
+
+    >>> Events(every=100).findings.codes
+    ()
+
+    Of batches that are (input, label) pairs the labels are told.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._attached = Attached(**options)
+
+    @property
+    def findings(self) -> Findings:
+        """What was found so far."""
+        return self._attached.findings
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin, after Lightning's own sanity check of the validation."""
+        self._attached.begin(pl_module)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Tell the labels, if there are any."""
+        self._attached.told(labels_in(batch))
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """End."""
+        self._attached.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End, without another word."""
+        self._attached.end(exception)
+
+
+@cache
+def _monitor() -> type:
+    return lightning_callback("Monitor", Events, __name__, __doc__)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Monitor":
+        return _monitor()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
