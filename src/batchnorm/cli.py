@@ -7,6 +7,7 @@ import typer
 from batchnorm.bench.command import bench
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.command import race
+from batchnorm.lab.demo import watch_demo
 from batchnorm.report.command import report
 from batchnorm.transforms.command import calibrate, fold
 
@@ -17,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (race, report, calibrate, fold, bench):
+for command in (race, watch_demo, report, calibrate, fold, bench):
     app.command()(command)
 
 

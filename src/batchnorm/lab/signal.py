@@ -13,21 +13,28 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from batchnorm.errors import BatchNormError
+from batchnorm.files import write_atomically
 from batchnorm.lab.data import digits
 from batchnorm.lab.networks.schemes import SCHEMES, deviation
 from batchnorm.lab.train import batches
-from batchnorm.records import Measurement, RecordFile
+from batchnorm.layers.batch import BatchNorm1d
+from batchnorm.observe.quantities.saturation import ENDS
+from batchnorm.observe.sinks import Memory
+from batchnorm.observe.watch import watch
+from batchnorm.records import RecordFile, header_line, line
 
 LAYERS = 4
 WITHOUT, WITH = "without BN", "with BN"
-ARRIVES, NORMALISED = "before BN", "normalised"
+QUANTITIES = ("histogram", "mean", "variance", "saturation", "gamma", "beta", "gradient norm")
+RANGE, BINS = (-10.0, 10.0), 50
 
 
 @dataclass(frozen=True)
@@ -61,10 +68,13 @@ class Recipe:
 def stack(recipe: Recipe, normalised: bool, inputs: int = 64, classes: int = digits.CLASSES) -> nn.Sequential:
     """Build one of the two networks; both draw the same weights.
 
-    >>> [name for name, _ in stack(Recipe(), normalised=True).named_children()][:3]
-    ['linear 1', 'bn 1', 'layer 1']
-    >>> torch.equal(stack(Recipe(), True)[3].weight, stack(Recipe(), False)[2].weight)
+    >>> [name for name, _ in stack(Recipe(), normalised=True).named_children()][:4]
+    ['linear 1', 'normalise 1', 'stretch 1', 'sigmoid 1']
+    >>> torch.equal(stack(Recipe(), True)[4].weight, stack(Recipe(), False)[2].weight)
     True
+
+    BN comes in its two parts, so that what is between them can be seen: one layer normalises by the batch and has no
+    gamma and beta; the other has only these, for statistics that stay at mean 0 and variance 1.
     """
     stream = torch.Generator().manual_seed(recipe.seed)
     modules: OrderedDict[str, nn.Module] = OrderedDict()
@@ -72,11 +82,25 @@ def stack(recipe: Recipe, normalised: bool, inputs: int = 64, classes: int = dig
         # BN would cancel a bias: its own beta takes that place.
         modules[f"linear {number}"] = linear(stream, inputs, recipe.width, recipe.init, bias=not normalised)
         if normalised:
-            modules[f"bn {number}"] = nn.BatchNorm1d(recipe.width)
-        modules[f"layer {number}"] = nn.Sigmoid()
+            modules[f"normalise {number}"] = BatchNorm1d(recipe.width, affine=False)
+            modules[f"stretch {number}"] = BatchNorm1d(recipe.width, eps=0.0, statistics="running", update=False)
+        modules[f"sigmoid {number}"] = nn.Sigmoid()
         inputs = recipe.width
     modules["read-out"] = linear(stream, inputs, classes, "xavier")
     return nn.Sequential(modules)
+
+
+def names(network: nn.Sequential) -> dict[str, str]:
+    """Say where a network is looked at, and under which name.
+
+    >>> list(names(stack(Recipe(), normalised=False)).items())[:2]
+    [('layer 1 weights', 'linear 1'), ('layer 1', 'sigmoid 1')]
+    >>> list(names(stack(Recipe(), normalised=True)))[:4]
+    ['layer 1 weights', 'layer 1 before BN', 'layer 1 normalised', 'layer 1']
+    """
+    words = {"linear": " weights", "normalise": " before BN", "stretch": " normalised", "sigmoid": ""}
+    parts = (path.split(" ") for path, _ in network.named_children())
+    return {f"layer {number[0]}{words[kind]}": f"{kind} {number[0]}" for kind, *number in parts if kind in words}
 
 
 def linear(stream: torch.Generator, inputs: int, outputs: int, scheme: str, bias: bool = True) -> nn.Linear:
@@ -85,7 +109,8 @@ def linear(stream: torch.Generator, inputs: int, outputs: int, scheme: str, bias
     >>> linear(torch.Generator().manual_seed(0), 3, 2, "xavier").bias.tolist()
     [0.0, 0.0]
     """
-    layer = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias)
+    with torch.random.fork_rng(devices=()):  # what torch draws first is overwritten, and nobody's to miss
+        layer = nn.Linear(inputs, outputs, bias=bias)
     with torch.no_grad():
         layer.weight.copy_(torch.randn(outputs, inputs, generator=stream) * deviation(scheme, inputs, outputs))
         if bias:
@@ -100,78 +125,55 @@ def record(recipe: Recipe, look: Callable[[int], None] = lambda done: None) -> R
     >>> sorted({m.setting["stack"] for m in seen.measurements})
     ['with BN', 'without BN']
     """
-    data = digits.load()
-    measurements: list[Measurement] = []
+    data, memory = digits.load(), Memory()
     for index, name in enumerate((WITHOUT, WITH)):
-        measurements += train(recipe, name, data, lambda step, done=index: look(done * recipe.steps + step))
-    configuration = {**asdict(recipe), "layers": LAYERS, "data": "digits", "optimizer": "SGD"}
-    return RecordFile("watch", configuration, tuple(measurements))
+        train(recipe, name, data, memory, look, already=index * recipe.steps)
+    ends = ENDS["sigmoid"](None)
+    configuration = {**asdict(recipe), "layers": LAYERS, "data": "digits", "optimizer": "SGD", "flat_ends": ends}
+    return replace(memory.records(), configuration=configuration)
 
 
-def train(recipe: Recipe, name: str, data: digits.Split, look: Callable[[int], None]) -> list[Measurement]:
-    """Train one of the two networks and return what was seen of it.
+def train(
+    recipe: Recipe,
+    name: str,
+    data: digits.Split,
+    memory: Memory,
+    look: Callable[[int], None] = lambda done: None,
+    already: int = 0,
+) -> None:
+    """Train one of the two networks, watched.
 
-    >>> train(Recipe(steps=1), WITH, digits.load(), print)[-1].quantity
-    1
+    >>> memory = Memory()
+    >>> train(Recipe(steps=1), WITH, digits.load(), memory)
+    >>> memory.records().measurements[-1].quantity
     'validation accuracy'
     """
     network = stack(recipe, name == WITH, data.train_images[0].size, data.classes)
     images, labels = torch.from_numpy(data.train_images).flatten(1), torch.from_numpy(data.train_labels)
     optimizer = torch.optim.SGD(network.parameters(), recipe.rate)
     order = batches(recipe.seed, len(labels), recipe.batch_size)
-    found: list[Measurement] = []
-    for step in range(recipe.steps):
-        chosen = next(order)
-        seen: dict[str, Tensor] = {}
-        hooks = [
-            m.register_forward_pre_hook(lambda m, x, path=path: seen.__setitem__(path, x[0].detach()))
-            for path, m in network.named_children()
-        ]
-        loss = F.cross_entropy(network(images[chosen]), labels[chosen])
-        for hook in hooks:
-            hook.remove()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % recipe.every == 0 or step == recipe.steps - 1:
-            found += observe(network, seen, {"step": step, "stack": name})
-            run = {"step": step, "stack": name, "layer": ""}
-            found.append(Measurement("training loss", run, (loss.item(),), "nats"))
-            found.append(Measurement("validation accuracy", run, (validate(network, data),)))
-        look(step + 1)
-    return found
-
-
-def observe(network: nn.Sequential, seen: dict[str, Tensor], about: dict[str, object]) -> list[Measurement]:
-    """TEMPORARY: until watch is there."""
-    found = []
-    for number in range(1, LAYERS + 1):
-        values = seen[f"layer {number}"]
-        setting = {**about, "layer": f"layer {number}"}
-        stages: dict[str, Tensor] = {"": values}
-        if f"bn {number}" in seen:
-            bn = network.get_submodule(f"bn {number}")
-            x = seen[f"bn {number}"]
-            stages[ARRIVES] = x
-            stages[NORMALISED] = F.batch_norm(x, None, None, training=True)
-            for what, p in (("gamma", bn.weight), ("beta", bn.bias)):
-                found.append(Measurement(what, setting, (p.mean().item(), p.min().item(), p.max().item())))
-        for stage, v in stages.items():
-            own = {**setting, "stage": stage} if stage else setting
-            low, high = -10.0, 10.0
-            counts = torch.histc(v, 50, low, high)
-            under, over = (v < low).sum().item(), (v > high).sum().item()
-            found.append(
-                Measurement(
-                    "histogram",
-                    {**own, "low": low, "high": high, "under": under, "over": over},
-                    tuple(map(int, counts.tolist())),
-                )
-            )
-            found.append(Measurement("mean", own, (v.mean().item(),)))
-            found.append(Measurement("variance", own, (v.var(correction=0).item(),)))
-        found.append(Measurement("saturation", setting, ((values.abs() > 4).float().mean().item(),)))
-    return found
+    with watch(
+        network,
+        optimizer,
+        every=recipe.every,
+        quantities=QUANTITIES,
+        to=memory,
+        stack=name,
+        layers=names(network),
+        range=RANGE,
+        bins=BINS,
+    ) as seen:
+        for step in range(recipe.steps):
+            chosen = next(order)
+            loss = F.cross_entropy(network(images[chosen]), labels[chosen])
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            if step % recipe.every == 0:
+                seen.log("training loss", loss, unit="nats")
+            optimizer.step()
+            if step % recipe.every == 0:
+                seen.log("validation accuracy", validate(network, data), step=step)
+            look(already + step + 1)
 
 
 @torch.no_grad()
@@ -184,4 +186,14 @@ def validate(network: nn.Module, data: digits.Split) -> float:
     network.eval()
     scores = network(torch.from_numpy(data.validation_images).flatten(1))
     network.train()
-    return (scores.argmax(1) == torch.from_numpy(data.validation_labels)).double().mean().item()
+    right: torch.Tensor = scores.argmax(1) == torch.from_numpy(data.validation_labels)
+    return right.double().mean().item()
+
+
+def write(records: RecordFile, path: Path) -> Path:
+    """Write records as a file of lines, as ``watch`` does, in one step.
+
+    >>> write(record(Recipe()), Path("signal.jsonl"))  # doctest: +SKIP
+    PosixPath('signal.jsonl')
+    """
+    return write_atomically(path, header_line(records) + "".join(map(line, records.measurements)))

@@ -109,7 +109,12 @@ def layout(steps: tuple[int, ...], target: float | None) -> dict[str, Any]:
         level = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": target, "y1": target}
         shapes.append({**level, "line": {"width": 1, "dash": "dot"}})
     return {
-        "xaxis": {"type": "log", "title": {"text": "training steps (log scale)"}, "tickvals": ticks or list(steps)},
+        "xaxis": {
+            "type": "log",
+            "title": {"text": "training steps (log scale)"},
+            "tickvals": ticks or list(steps),
+            "range": [math.log10(0.95 * steps[0]), math.log10(1.05 * steps[-1])],
+        },
         "yaxis": {"title": {"text": "validation accuracy"}, "tickformat": ".0%", "range": [0, 1.02]},
         "hovermode": "x",
         "shapes": shapes,

@@ -75,10 +75,9 @@ def heat(quantity: str, measurements: Iterable[Measurement]) -> dict[str, Any]:
 
 
 def name_of(measurement: Measurement) -> str:
-    """The row of a measurement: its layer, and the stack and stage if there are any.
+    """The row of a measurement: its layer, and the stack if there is one.
 
     >>> name_of(Measurement("mean", {"layer": "layer 1", "stack": "with BN", "step": 0}, (0.0,)))
     'with BN, layer 1'
     """
-    stack, stage = measurement.setting.get("stack"), measurement.setting.get("stage")
-    return ", ".join(str(part) for part in (stack, measurement.setting["layer"], stage) if part)
+    return ", ".join(str(part) for part in (measurement.setting.get("stack"), measurement.setting["layer"]) if part)

@@ -12,6 +12,9 @@ from batchnorm.report.embed import plotly_text
 from batchnorm.report.sections import Plot, Table
 
 
+KINDS = {"relu": "ReLU", "sigmoid": "Sigmoid"}
+
+
 def draw(records: RecordFile) -> Plot | None:
     """Draw network by rate, the best accuracy of the median seed as colour and as a number.
 
@@ -81,8 +84,7 @@ def by_network(lanes: Iterable[Lane]) -> dict[str, dict[float, float]]:
     found: dict[str, dict[float, float]] = {}
     for lane in lanes:
         variant = named(lane.variant)
-        kind = {"relu": "ReLU"}.get(variant.activation, variant.activation)
-        cells = found.setdefault(f"{kind}, {'with BN' if variant.normalised else 'without BN'}", {})
+        cells = found.setdefault(f"{KINDS[variant.activation]}, {'with' if variant.normalised else 'without'} BN", {})
         for rate in rates_in(lane.curves):
             cells[rate] = typical_best(at_rate(lane.curves, rate))
-    return found
+    return dict(sorted(found.items(), key=lambda item: (item[0].split(",")[0], "without" not in item[0])))

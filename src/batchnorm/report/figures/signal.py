@@ -1,7 +1,7 @@
 """The signal player's data: the histograms of every layer at every recorded step, stacks side by side.
 
-All that moves on the page is in the records. A column is a stack ("without BN", "with BN") at a stage, a row is a layer,
-a frame is a recorded step.
+All that moves on the page is in the records. A column is a stack ("without BN", "with BN") at a stage, a row is a
+layer, a frame is a recorded step. A stage is the end of a layer's name: "layer 1 before BN", "layer 1 normalised".
 """
 
 from __future__ import annotations
@@ -40,22 +40,24 @@ def draw(records: RecordFile) -> Player | None:
     histograms = [m for m in records.measurements if m.quantity == "histogram"]
     if not histograms:
         return None
-    columns = in_order({key_of(m) for m in histograms})
-    layers = list(dict.fromkeys(str(m.setting["layer"]) for m in histograms))
+    columns = in_order({placed(m)[0] for m in histograms})
+    layers = list(dict.fromkeys(placed(m)[1] for m in histograms))
     steps = sorted({int(m.setting["step"]) for m in histograms})
     shown = layers[:MOST_LAYERS]
     numbers = len(shown) * len(columns) * max(len(m.samples) for m in histograms)
     kept = thinned(steps, max(2, MOST_NUMBERS // numbers))
+    demo = ("with BN", "") in columns and ("without BN", "") in columns
+    own = {layer: [m for m in histograms if placed(m)[1] == layer] for layer in shown}
+    whole = axis(histograms) if demo else None  # one axis for all: there the layers are to be compared
     data = {
         "steps": kept,
         "columns": [column(key, index) for index, key in enumerate(columns)],
-        "layers": [{"name": layer, **axis(m for m in histograms if m.setting["layer"] == layer)} for layer in shown],
+        "layers": [{"name": layer, **(whole or axis(own[layer]))} for layer in shown],
         "cells": cells(records.measurements, columns, shown, kept),
         "curves": curves(records.measurements),
         "last": steps[-1],
-        "ends": ends(records.measurements),
+        "ends": ends(records.configuration),
     }
-    demo = ("with BN", "") in columns and ("without BN", "") in columns
     return Player(
         "The signal, step by step",
         sentence(demo),
@@ -104,13 +106,20 @@ def left_out(steps: Sequence[int], kept: Sequence[int], layers: Sequence[str], s
     return tuple(said)
 
 
-def key_of(measurement: Measurement) -> Key:
-    """The column a measurement belongs to.
+def placed(measurement: Measurement) -> tuple[Key, str]:
+    """The column and the layer that a measurement belongs to.
 
-    >>> key_of(Measurement("mean", {"step": 0, "layer": "0", "stack": "with BN"}, (0.0,)))
-    ('with BN', '')
+    >>> placed(Measurement("mean", {"step": 0, "layer": "layer 1 normalised", "stack": "with BN"}, (0.0,)))
+    (('with BN', 'normalised'), 'layer 1')
+    >>> placed(Measurement("gamma", {"step": 0, "layer": "layer 1 normalised", "stack": "with BN"}, (1.0, 1.0, 1.0)))
+    (('with BN', ''), 'layer 1')
     """
-    return str(measurement.setting.get("stack", "")), str(measurement.setting.get("stage", ""))
+    stack, name = str(measurement.setting.get("stack", "")), str(measurement.setting.get("layer", ""))
+    for stage in STAGES:
+        if stage and stack and name.endswith(f" {stage}"):
+            # gamma and beta are learnt where the normalised values arrive; what they make of them is the next stage
+            return (stack, "" if measurement.quantity in ("gamma", "beta") else stage), name.removesuffix(f" {stage}")
+    return (stack, ""), name
 
 
 def in_order(keys: Iterable[Key]) -> list[Key]:
@@ -169,7 +178,7 @@ def cells(
     at, row, frame = ({value: n for n, value in enumerate(values)} for values in (columns, layers, steps))
     grid: list[list[dict[str, list[Any]]]] = [[{} for _ in layers] for _ in columns]
     for m in measurements:
-        key, layer, step = key_of(m), m.setting.get("layer"), m.setting.get("step")
+        (key, layer), step = placed(m), m.setting.get("step")
         if key not in at or layer not in row or step not in frame:
             continue
         cell = grid[at[key]][row[layer]]
@@ -207,6 +216,11 @@ def curves(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
     ]
 
 
-def ends(measurements: Iterable[Measurement]) -> float | None:
-    """Where the flat ends of a sigmoid begin, if saturation was recorded."""
-    return next((4.0 for m in measurements if m.quantity == "saturation"), None)
+def ends(configuration: Mapping[str, Any]) -> float | None:
+    """Where the flat ends of a sigmoid begin, if the records say so.
+
+    >>> ends({"flat_ends": (-4.6, 4.6)})
+    4.6
+    """
+    found = configuration.get("flat_ends")
+    return float(found[1]) if found else None

@@ -125,9 +125,10 @@
         svg.append(shape("line", { class: "grid", x1: left, x2: wide - right, y1: y(value), y2: y(value) }));
         svg.append(shape("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, share ? `${Math.round(100 * value)}%` : tick(value)));
       }
-      for (const part of [0, 0.25, 0.5, 0.75, 1]) {
-        const at = Math.round(part * last), anchor = part === 0 ? "start" : part === 1 ? "end" : "middle";
-        svg.append(shape("text", { x: x(at), y: high - 8, "text-anchor": anchor }, part === 0 ? "step 0" : String(at)));
+      const stride = [1, 2, 5, 10, 20, 50, 100, 200, 500].map((size) => size * Math.max(1, 10 ** (Math.ceil(Math.log10(last + 1)) - 3))).find((size) => last / size <= 6.5) || last;
+      for (let at = 0; at <= last; at += stride) {
+        const anchor = at === 0 ? "start" : "middle";
+        svg.append(shape("text", { x: x(at), y: high - 8, "text-anchor": anchor }, at === 0 ? "step 0" : String(at)));
       }
       for (const [number, line] of lines.entries()) {
         let path = "", pen = "M";
@@ -220,6 +221,7 @@
       turn(staged[staged.length - 1]);
     } else stages.remove();
 
+    if (!signal.ends) find(".flat-ends").remove();
     const quantities = [...new Set(signal.curves.map((curve) => curve.quantity))];
     const movers = quantities.map((quantity) => chart(find(".curves"), quantity, signal.curves.filter((curve) => curve.quantity === quantity), signal,
       (step) => { pause(); go(nearest(step)); }));

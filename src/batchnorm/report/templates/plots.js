@@ -14,7 +14,7 @@
       else if (colour) trace.line = { ...trace.line, color: colour };
       if (trace.type === "heatmap" && narrow.matches) {
         trace.showscale = false;
-        if (trace.texttemplate) trace.textfont = { size: 10 };
+        if (trace.texttemplate) trace.textfont = { size: 9 };
       }
       return trace;
     });
@@ -22,6 +22,7 @@
     const axis = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, tickcolor: grid, fixedrange: narrow.matches };
     layout.xaxis = { ...axis, ...layout.xaxis, automargin: true };
     layout.yaxis = { ...axis, ...layout.yaxis, automargin: true };
+    if (traces.some((trace) => trace.type === "heatmap")) layout.xaxis.showgrid = layout.yaxis.showgrid = false;
     for (const side of ["xaxis", "yaxis"]) if (layout[side].title) layout[side].title.font = { size: font.size };
     for (const shape of layout.shapes || []) shape.line = { ...shape.line, color: ink };
     Object.assign(layout, {
