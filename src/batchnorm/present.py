@@ -70,8 +70,8 @@ def report_table(report: Report) -> RenderableType:
     return Group(*(draw(listing) for listing in listings(report)), *lines)
 
 
-def draw(listing: Listing, numbers: Sequence[str] = ()) -> RenderableType:
-    """Draw one table; the columns named in ``numbers`` stand to the right.
+def draw(listing: Listing, numbers: Sequence[str] = (), whole: Sequence[str] = ()) -> RenderableType:
+    """Draw one table; the columns named in ``numbers`` stand to the right, those in ``whole`` are not folded.
 
     >>> import rich
     >>> listing = Listing("Layers", ("layer", "move"), (("a", "1.5"),))
@@ -87,7 +87,10 @@ def draw(listing: Listing, numbers: Sequence[str] = ()) -> RenderableType:
     table.title_justify = "left"
     for column in listing.columns:
         table.add_column(
-            Text(printable(column), "dim"), overflow="fold", justify="right" if column in numbers else "left"
+            Text(printable(column), "dim"),
+            overflow="fold",
+            justify="right" if column in numbers else "left",
+            no_wrap=column in whole,
         )
     for row in listing.rows:
         table.add_row(*(Text(printable(cell)) for cell in row))

@@ -64,6 +64,10 @@ def bench(
             "--monitor", help="Measure what batchnorm.monitor adds to a training step of a ResNet-18 instead."
         ),
     ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Measure what batchnorm.watch adds to a training step of a ResNet-18 instead."),
+    ] = False,
     cells: Annotated[bool, typer.Option("--cells/--no-cells", help="Print every cell before the summary.")] = True,
     json: Annotated[Path | None, typer.Option(metavar="OUT", help="Write all samples and the summary here.")] = None,
 ) -> None:
@@ -90,6 +94,8 @@ def bench(
 
       batchnorm bench --monitor --rounds 100
 
+      batchnorm bench --watch
+
     The full run takes some minutes; Ctrl-C ends it and prints what is done.
     """
     if dtype not in grid.DTYPES:
@@ -99,8 +105,10 @@ def bench(
             raise BatchNormError(f"--{option} is {number}, but must be at least 1")
     if json is not None and json.is_dir():
         raise BatchNormError(f"--json is {str(json)!r}, which is a folder", do="name a file in it")
-    if monitor:
-        _measure_monitor(rounds or (20 if quick else 60), threads, json)
+    if monitor and watch:
+        raise BatchNormError("--monitor and --watch are measured apart", do="give one of them")
+    if monitor or watch:
+        _measure_observer(watch, rounds or (20 if quick else 60), threads, json)
         return
     compiled = grid.parse_names(compiled or ("off" if quick else "target"), "compile", COMPILED)[0]
     cases = grid.make_cases(
@@ -125,15 +133,15 @@ def bench(
         raise typer.Exit(1)
 
 
-def _measure_monitor(rounds: int, threads: int | None, json: Path | None) -> None:
-    """Measure the cost of `batchnorm.monitor`, print it, write the samples."""
+def _measure_observer(watch: bool, rounds: int, threads: int | None, json: Path | None) -> None:
+    """Measure the cost of `batchnorm.watch` or `batchnorm.monitor`, print it, write the samples."""
     import torch
 
-    from batchnorm.bench.monitoring import describe, measure_monitor
+    from batchnorm.bench.monitoring import describe, measure_monitor, measure_watch
     from batchnorm.bench.run import threads_set
 
     with threads_set(threads) as used:
-        cost = measure_monitor(rounds)
+        cost = measure_watch(rounds) if watch else measure_monitor(rounds)
     typer.echo(describe(cost, used))
     if json is not None:
         configuration = {"threads": used, "rounds": rounds, "torch": torch.__version__, "every": cost.every}

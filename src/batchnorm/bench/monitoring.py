@@ -1,23 +1,32 @@
-"""What it costs to be looked at: training steps with `batchnorm.monitor` beside plain ones, alternating."""
+"""What it costs to be looked at: training steps with `batchnorm.monitor` or `watch` beside plain ones, alternating."""
 
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from batchnorm.bench.measure import collector_off
 from batchnorm.bench.resnet import resnet18
 from batchnorm.doctor.monitor import monitor
+from batchnorm.doctor.run import Run
+from batchnorm.observe.run import Watch
+from batchnorm.observe.watch import watch
 from batchnorm.records import Measurement
 
 EVERY = 50
 WARMUPS = 3
 GOAL = 0.03
+WATCH_GOAL = 0.05
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,8 @@ class Cost:
     plain_beside: tuple[float, ...]
     looked_at: tuple[float, ...]
     every: int
+    word: str = "monitored"
+    goal: float = GOAL
 
     @property
     def between(self) -> float:
@@ -62,7 +73,7 @@ class Cost:
     def measurements(self, setting: dict[str, object]) -> tuple[Measurement, ...]:
         """All samples as records."""
         kinds = {
-            "plain": self.plain, "monitored": self.monitored, "plain beside looking": self.plain_beside,
+            "plain": self.plain, self.word: self.monitored, "plain beside looking": self.plain_beside,
             "looked at": self.looked_at,
         }  # fmt: skip
         return tuple(Measurement("step time", {**setting, "step": kind}, times, "s") for kind, times in kinds.items())
@@ -77,6 +88,63 @@ def _more(slower: tuple[float, ...], faster: tuple[float, ...]) -> float:
     return statistics.median(ratios) - 1 if ratios else 0.0
 
 
+class Observer(Protocol):
+    """Somebody who looks on, as this measurement drives them."""
+
+    def aim(self, step: int) -> None:
+        """Let this be the number of the next step."""
+
+    def told(self, labels: torch.Tensor) -> None:
+        """Take what a training loop tells in every step."""
+
+
+class _Monitor:
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def aim(self, step: int) -> None:
+        self.run.step = step
+
+    def told(self, labels: torch.Tensor) -> None:
+        self.run.told(labels)
+
+
+class _Watch:
+    def __init__(self, seen: Watch) -> None:
+        self.seen = seen
+
+    def aim(self, step: int) -> None:
+        self.seen.go_to(step)
+
+    def told(self, labels: torch.Tensor) -> None:
+        self.seen.log("training loss", labels[0])
+
+
+@contextmanager
+def monitored(model: nn.Module, optimizer: Optimizer) -> Iterator[Observer]:
+    """All rules look on, with labels told; what they find in random data is not printed."""
+    with monitor(model, optimizer, every=EVERY, warn=False) as run:
+        yield _Monitor(run)
+
+
+@contextmanager
+def watched(model: nn.Module, optimizer: Optimizer) -> Iterator[Observer]:
+    """All quantities of all layers go to a file, and the loss of every step."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        watch(model, optimizer, every=EVERY, to=Path(folder, "watch.jsonl")) as seen,
+    ):
+        yield _Watch(seen)
+
+
+def measure_watch(rounds: int, *, looks: int | None = None) -> Cost:
+    """Time what `batchnorm.watch` adds to a training step, as `measure_monitor` does.
+
+    >>> cost = measure_watch(100)  # doctest: +SKIP
+    """
+    return measure_monitor(rounds, looks=looks, observe=watched, word="watched", goal=WATCH_GOAL)
+
+
 def measure_monitor(
     rounds: int,
     *,
@@ -84,37 +152,40 @@ def measure_monitor(
     batch: tuple[int, ...] = (32, 3, 32, 32),
     looks: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    observe: Callable[[nn.Module, Optimizer], AbstractContextManager[Observer]] = monitored,
+    word: str = "monitored",
+    goal: float = GOAL,
 ) -> Cost:
-    """Time pairs of training steps, one plain and one monitored, of two equal networks; who begins alternates.
+    """Time pairs of training steps, one plain and one observed, of two equal networks; who begins alternates.
 
     >>> small = lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     >>> cost = measure_monitor(2, make=small, batch=(4, 3, 2, 2), looks=1)
     >>> len(cost.plain), len(cost.monitored), len(cost.looked_at)
     (2, 2, 1)
 
-    All rules look on, with labels told. ``looks`` pairs more (by default a quarter as many) are those in which the
-    numbers are read, as in every ``EVERY``-th step of a run. What a rule finds in random data is not printed.
+    ``looks`` pairs more (by default a quarter as many) are those in which the numbers are read, as in every
+    ``EVERY``-th step of a run.
     """
     torch.manual_seed(0)
-    plain, watched = _Trained(make()), _Trained(make())
+    plain, other = _Trained(make()), _Trained(make())
     x, y = torch.randn(batch), torch.randint(0, 2, batch[:1])
     looks = max(1, rounds // 4) if looks is None else looks
     pairs: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    with collector_off(), monitor(watched.model, watched.optimizer, every=EVERY, warn=False) as run:
+    with collector_off(), observe(other.model, other.optimizer) as observer:
         for step in range(WARMUPS + rounds + looks):
             look = step >= WARMUPS + rounds
-            run.step = EVERY * (step + 1) + (0 if look else 1 + step % (EVERY - 1))
+            observer.aim(EVERY * (step + 1) + (0 if look else 1 + step % (EVERY - 1)))
             times = {}
-            for one in (plain, watched) if step % 2 else (watched, plain):
+            for one in (plain, other) if step % 2 else (other, plain):
                 start = clock()
-                if one is watched:
-                    run.told(y)
+                if one is other:
+                    observer.told(y)
                 one.step(x, y)
                 times[one] = clock() - start
             if step >= WARMUPS:
-                pairs[look].append((times[plain], times[watched]))
-    (plains, monitored), (beside, looked) = (_columns(pairs[look]) for look in (False, True))
-    return Cost(plains, monitored, beside, looked, EVERY)
+                pairs[look].append((times[plain], times[other]))
+    (plains, observed), (beside, looked) = (_columns(pairs[look]) for look in (False, True))
+    return Cost(plains, observed, beside, looked, EVERY, word, goal)
 
 
 def _columns(pairs: list[tuple[float, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -145,10 +216,10 @@ def describe(cost: Cost, threads: int) -> str:
     step = statistics.median(cost.plain) * 1000 if cost.plain else float("nan")
     return "\n".join([
         f"a training step of a ResNet-18 (torch.nn layers, 32 images of 32x32, {threads} threads): {step:.0f} ms",
-        f"monitored: {_percent(cost.between)} (quartiles {_percent(low)} to {_percent(high)}) in {len(cost.plain)} "
+        f"{cost.word}: {_percent(cost.between)} (quartiles {_percent(low)} to {_percent(high)}) in {len(cost.plain)} "
         "alternating pairs of steps",
         f"in every {cost.every}th step, with the numbers: {_percent(cost.looking)} in {len(cost.looked_at)} pairs",
-        f"together: {_percent(cost.share)} (goal: at most {GOAL:.0%})".replace("3%", "3 %"),
+        f"together: {_percent(cost.share)} (goal: at most {cost.goal * 100:.0f} %)",
     ])  # fmt: skip
 
 

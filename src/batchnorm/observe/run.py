@@ -110,6 +110,16 @@ class Watch:
         self._before()
         self._after()
 
+    def go_to(self, step: int) -> None:
+        """Go on counting from another step, for a run that jumps.
+
+        >>> seen.go_to(1000)  # doctest: +SKIP
+        """
+        self._disarm()
+        self.steps = step
+        if self._state == "running":
+            self._arm()
+
     @property
     def records(self) -> RecordFile:
         """Everything recorded so far; of a file that several networks share, all of them."""

@@ -18,6 +18,7 @@ class Layer:
 
     name: str
     series: dict[str, list[Measurement]] = field(default_factory=dict)
+    places: dict[str, int] = field(default_factory=dict)  # of each quantity: which record was its first
 
     def of(self, quantity: str) -> list[Measurement]:
         """Return the series of a quantity, empty if there is none."""
@@ -27,6 +28,10 @@ class Layer:
         """Return the newest samples of a quantity, empty if there are none."""
         found = self.of(quantity)
         return found[-1].samples if found else ()
+
+    def place(self, *quantities: str) -> int:
+        """Where the first of these quantities that was recorded has its first record, for sorting by it."""
+        return next((self.places[quantity] for quantity in quantities if quantity in self.places), -1)
 
     def has(self, *quantities: str) -> bool:
         """Whether one of these was recorded."""
@@ -52,10 +57,11 @@ def stacks(records: RecordFile) -> list[Stack]:
     [('with BN', 'fc', 50)]
     """
     found: dict[str, dict[str, Layer]] = {}
-    for record in records.measurements:
+    for number, record in enumerate(records.measurements):
         layers = found.setdefault(str(record.setting.get("stack", "")), {})
         layer = layers.setdefault(str(record.setting["layer"]), Layer(str(record.setting["layer"])))
         layer.series.setdefault(record.quantity, []).append(record)
+        layer.places.setdefault(record.quantity, number)
     made = []
     for name, layers in found.items():
         for layer in layers.values():

@@ -12,8 +12,9 @@ from batchnorm.present import Listing, draw, plain_console
 from batchnorm.records import Measurement, RecordFile
 
 BARS = "▁▂▃▄▅▆▇█"
-WIDTH = 20
+WIDTH = 16
 _PAST = "over time"
+_LEFT = ("layer", "quantity", "values", _PAST)
 
 
 def show(records: RecordFile, console: Any = None) -> None:
@@ -29,7 +30,8 @@ def show(records: RecordFile, console: Any = None) -> None:
     for number, listing in enumerate(found):
         if number:
             console.print()
-        console.print(draw(listing, numbers=[c for c in listing.columns if c not in ("layer", "quantity", _PAST)]))
+        columns = listing.columns
+        console.print(draw(listing, numbers=[c for c in columns if c not in _LEFT], whole=columns[1:]))
 
 
 def tables(stack: Stack) -> list[Listing]:
@@ -51,7 +53,7 @@ def tables(stack: Stack) -> list[Listing]:
 
 
 def _signals(layers: Sequence[Layer]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    columns = ("layer", "values", "15 %", "50 %", "85 %", _PAST, "mean", "std", "flat or dead", _PAST)
+    columns = ("layer", "values", "outside", "15 %", "50 %", "85 %", _PAST, "std", "flat or dead")
     rows = []
     for layer in layers:
         if not layer.has("histogram", "percentiles", "mean", "variance", "saturation", "dead"):
@@ -61,13 +63,11 @@ def _signals(layers: Sequence[Layer]) -> tuple[tuple[str, ...], tuple[tuple[str,
         variance = (layer.last("variance") or (math.nan,))[0]
         rows.append((
             layer.name,
-            histogram_line(layer.of("histogram")[-1]) if layer.of("histogram") else "",
+            *(histogram_cells(layer.of("histogram")[-1]) if layer.of("histogram") else ("", "")),
             *(number(rank) for rank in ranks),
             sparkline([m.samples[1] for m in layer.of("percentiles")]),
-            number((layer.last("mean") or (math.nan,))[0]),
             number(math.sqrt(variance) if variance >= 0 else math.nan),
             f"{lost[-1].samples[0]:.1%}" if lost else "",
-            sparkline([m.samples[0] for m in lost], low=0.0, high=1.0),
         ))  # fmt: skip
     return columns, tuple(rows)
 
@@ -87,7 +87,7 @@ def _weights(layers: Sequence[Layer]) -> tuple[tuple[str, ...], tuple[tuple[str,
     names = ("weight norm", "gradient norm", "effective learning rate")
     columns = ("layer", *(column for name in names for column in (name, _PAST)))
     rows = []
-    for layer in layers:
+    for layer in sorted(layers, key=lambda layer: layer.place("gradient norm", "weight norm")):
         if layer.has(*names):
             cells = [_line("", layer.of(name))[1:] for name in names]
             rows.append((layer.name, *(cell for pair in cells for cell in pair)))
@@ -99,47 +99,45 @@ def _line(name: str, series: Sequence[Measurement], part: int = 0) -> tuple[str,
     return name, number(values[-1]) if values else "", sparkline(values)
 
 
-def sparkline(values: Iterable[float], width: int = WIDTH, low: float | None = None, high: float | None = None) -> str:
+def sparkline(values: Iterable[float], width: int = WIDTH) -> str:
     """Draw a series in one line of at most ``width`` characters; longer ones are averaged in groups.
 
     >>> sparkline([0, 1, 2, 3]), sparkline([5, 5]), sparkline([0, float("nan"), 1])
     ('▁▃▆█', '▁▁', '▁ █')
     >>> len(sparkline(range(1000)))
-    20
+    16
     """
     drawn = _groups(list(values), width)
     finite = [value for value in drawn if math.isfinite(value)]
-    least = min(finite, default=0.0) if low is None else low
-    most = max(finite, default=0.0) if high is None else high
+    least, most = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(BARS) - 1) / (most - least) if most > least else 0.0
-    return "".join(
-        BARS[min(max(round((value - least) * scale), 0), len(BARS) - 1)] if math.isfinite(value) else " "
-        for value in drawn
-    )
+    return "".join(BARS[round((value - least) * scale)] if math.isfinite(value) else " " for value in drawn)
 
 
-def histogram_line(histogram: Measurement, width: int = WIDTH) -> str:
-    """Draw a histogram in one line, its bins put together into ``width``; what lies outside is at the ends.
+def histogram_cells(histogram: Measurement, width: int = WIDTH) -> tuple[str, str]:
+    """Draw a histogram in one line, its bins put together into ``width``, and say which share lies outside of it.
 
-    >>> record = Measurement("histogram", {"low": -1.0, "high": 1.0, "under": 0, "over": 3}, (0.0, 2.0, 5.0, 1.0))
-    >>> histogram_line(record)
-    '▕ ▄█▂▏3 over'
+    >>> record = Measurement("histogram", {"low": -1.0, "high": 1.0, "under": 1, "over": 1}, (0.0, 2.0, 5.0, 1.0))
+    >>> histogram_cells(record)
+    ('▕ ▄█▂▏', '20.0%')
     """
-    setting = histogram.setting
-    counts = [value * 1.0 for value in _groups(list(histogram.samples), width)]
+    setting, counts = histogram.setting, _groups(list(histogram.samples), width)
     most = max(counts, default=0.0)
-    bars = "".join(" " if not c or not most else BARS[math.ceil(c / most * len(BARS)) - 1] for c in counts)
-    outside = [f"{setting[name]} {name}" for name in ("under", "over", "nonfinite") if setting.get(name)]
-    return f"▕{bars}▏{', '.join(outside)}"
+    bars = "".join(BARS[math.ceil(count / most * len(BARS)) - 1] if count else " " for count in counts)
+    outside = sum(setting.get(name, 0) for name in ("under", "over", "nonfinite"))
+    share = f"{outside / (outside + sum(histogram.samples)):.1%}" if outside else ""
+    return f"▕{bars}▏", share
 
 
 def number(value: float) -> str:
-    """Write a number with three digits that count.
+    """Write a number with three digits that count; small ones, of which nothing is left at four places, as powers.
 
-    >>> number(0.123456), number(-12345.6), number(1e-7), number(float("nan"))
-    ('0.123', '-1.23e+04', '1e-07', '?')
+    >>> number(0.123456), number(-12345.6), number(0.00752), number(1e-7), number(float("nan"))
+    ('0.123', '-1.23e+04', '0.0075', '1e-07', '?')
     """
-    return f"{value:.3g}" if math.isfinite(value) else "?"
+    if not math.isfinite(value):
+        return "?"
+    return f"{value:.3g}" if abs(value) >= 0.1 or abs(value) < 0.001 else f"{value:.2g}"
 
 
 def _groups(values: list[float], width: int) -> list[float]:

@@ -1,7 +1,7 @@
 """Histogram: how many of a signal's values fall into each of some equal bins.
 
 The bins of a layer do not move during a run, so that frames of a moving picture fit each other. They are given
-(``range=(-6, 6)``), or chosen at the first record: from the 0.5th to the 99.5th percentile of the values, half of that
+(``range=(-6, 6)``), or chosen at the first record: from the 0.5th to the 99.5th percentile of the values, as much
 again on both sides, outward to round numbers, and for sigmoid, tanh and their like at least as far as their flat ends
 reach and a bit more. ``low`` and ``high`` are in every record. Values that leave them later are counted in ``under``
 and ``over``, NaN and infinities in ``nonfinite``; all counts together are the values looked at.
@@ -59,10 +59,10 @@ def choose_range(values: Tensor, ends: tuple[float, float] | None = None) -> tup
     """Choose the edges for a whole run from the values of its first record, all finite.
 
     >>> choose_range(torch.linspace(-0.5, 0.5, 1001)), choose_range(torch.linspace(-0.5, 0.5, 1001), (-4.6, 4.6))
-    ((-1.0, 1.0), (-6.0, 6.0))
+    ((-1.6, 1.6), (-6.0, 6.0))
     """
     low, high = torch.quantile(values.double(), torch.tensor([0.005, 0.995], dtype=torch.float64)).tolist()
-    room = (high - low) / 2 or abs(high) / 2 or 0.5
+    room = (high - low) or abs(high) or 1.0
     low, high = low - room, high + room
     if ends is not None:
         beyond = 0.15 * (ends[1] - ends[0])
