@@ -11,7 +11,7 @@ import typer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.options import INITS, RATES, Options, parse_rates
-from batchnorm.report.command import announce, check_page
+from batchnorm.report.command import announce, check_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,7 +75,7 @@ def race(
     if json is not None:
         check_writable(json)
     if report:
-        check_page(out / PAGE, "the page")
+        check_folder(out)
 
     import torch
     from rich.console import Console

@@ -9,7 +9,7 @@ import typer
 
 from batchnorm.lab.command import PAGE, SIGNAL
 from batchnorm.lab.options import INITS
-from batchnorm.report.command import announce, check_page
+from batchnorm.report.command import announce, check_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +43,7 @@ def watch_demo(
 
       batchnorm watch-demo --init he --rate 1
     """
-    check_page(out / PAGE, "the page")
+    check_folder(out)
     from rich.console import Console
 
     from batchnorm.lab.signal import Recipe, write

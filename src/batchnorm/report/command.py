@@ -44,7 +44,7 @@ def report(
     announce(written, open)
 
 
-def check_page(path: Path, option: str = "--out") -> None:
+def check_page(path: Path) -> None:
     """Refuse a page that could not be written, before anything slow begins.
 
     >>> check_page(Path("/"))
@@ -52,10 +52,23 @@ def check_page(path: Path, option: str = "--out") -> None:
     batchnorm.errors.BatchNormError: --out is /, a folder; name a file in it
     """
     if path.is_dir():
-        raise BatchNormError(f"{option} is {path}, a folder", do="name a file in it")
-    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+        raise BatchNormError(f"--out is {path}, a folder", do="name a file in it")
+    check_folder(path.absolute().parent, path)
+
+
+def check_folder(folder: Path, named: Path | None = None) -> None:
+    """Refuse a folder that could not be made or written to; ``named`` is what the user gave.
+
+    >>> check_folder(Path("/dev/null/race"))
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: --out is /dev/null/race, but /dev/null cannot be written to; choose another place
+    """
+    whole = folder.absolute()
+    nearest = next(place for place in (whole, *whole.parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise BatchNormError(f"{option} is {path}, but {nearest} cannot be written to", do="choose another place")
+        raise BatchNormError(
+            f"--out is {named or folder}, but {nearest} cannot be written to", do="choose another place"
+        )
 
 
 def announce(page: Path, open: bool) -> None:

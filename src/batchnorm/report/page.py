@@ -10,6 +10,7 @@ from typing import Any
 from batchnorm.files import write_atomically
 from batchnorm.report.embed import embedded, guarded, plotly_script
 from batchnorm.report.figures import figures_of
+from batchnorm.report.fit import fitting
 from batchnorm.report.load import Run
 from batchnorm.report.sections import Player, Plot, Section
 
@@ -29,7 +30,7 @@ def page(runs: Sequence[Run]) -> str:
     >>> text.startswith("<!doctype html>"), "a </title>" in text
     (True, False)
     """
-    parts = [(run, tuple(figures_of(run.records))) for run in runs]
+    parts = [(run, tuple(figures_of(run.records))) for run in fitting(runs)]
     sections = [section for _, own in parts for section in own]
     text: str = (
         _templates()

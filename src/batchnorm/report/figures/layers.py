@@ -7,9 +7,8 @@ from typing import Any
 
 from batchnorm.records import Measurement, RecordFile
 from batchnorm.report.embed import plotly_text, rounded
-from batchnorm.report.sections import Choice, Plot, thinned
+from batchnorm.report.sections import Choice, Plot
 
-MOST_STEPS = 200
 DRAWN_ELSEWHERE = ("histogram",)
 SIGNED = ("mean", "beta")  # colours that part at 0
 WHICH = {"percentiles": 1}  # the sample that a map shows, where it is not the first
@@ -52,7 +51,7 @@ def heat(quantity: str, measurements: Iterable[Measurement]) -> dict[str, Any]:
     for m in measurements:
         which = min(WHICH.get(quantity, 0), len(m.samples) - 1)
         found.setdefault(name_of(m), {})[int(m.setting["step"])] = rounded(m.samples[which], 4)
-    steps = thinned(sorted({step for row in found.values() for step in row}), MOST_STEPS)
+    steps = sorted({step for row in found.values() for step in row})
     trace = {
         "type": "heatmap",
         "x": steps,

@@ -11,7 +11,6 @@ from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
 from batchnorm.report.sections import Plot, Table
 
-
 KINDS = {"relu": "ReLU", "sigmoid": "Sigmoid"}
 
 

@@ -7,9 +7,7 @@ from typing import Any
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text, rounded
 from batchnorm.report.figures.palette import look_of
-from batchnorm.report.sections import Plot, Switch, thinned
-
-MOST_STEPS = 1000
+from batchnorm.report.sections import Plot, Switch
 
 
 def draw(records: RecordFile) -> Plot | None:
@@ -33,7 +31,7 @@ def draw(records: RecordFile) -> Plot | None:
     switches = []
     for number, (name, values) in enumerate(lines.items()):
         colour, dash = look_of("", number)
-        steps = thinned(sorted(values), MOST_STEPS)
+        steps = sorted(values)
         switches.append(Switch(name, (number,), colour, dash))
         traces.append(
             {

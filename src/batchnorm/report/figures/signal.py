@@ -11,9 +11,8 @@ from typing import Any
 
 from batchnorm.records import Measurement, RecordFile
 from batchnorm.report.embed import rounded
-from batchnorm.report.sections import Player, thinned
+from batchnorm.report.sections import Player
 
-MOST_NUMBERS = 240_000  # of histograms in a page; above it, steps are left out and the page says so
 MOST_LAYERS = 32
 OUTSIDE = 0.001  # the share of values that may lie beyond the ends of an axis
 
@@ -44,16 +43,14 @@ def draw(records: RecordFile) -> Player | None:
     layers = list(dict.fromkeys(placed(m)[1] for m in histograms))
     steps = sorted({int(m.setting["step"]) for m in histograms})
     shown = layers[:MOST_LAYERS]
-    numbers = len(shown) * len(columns) * max(len(m.samples) for m in histograms)
-    kept = thinned(steps, max(2, MOST_NUMBERS // numbers))
     demo = ("with BN", "") in columns and ("without BN", "") in columns
     own = {layer: [m for m in histograms if placed(m)[1] == layer] for layer in shown}
     whole = axis(histograms) if demo else None  # one axis for all: there the layers are to be compared
     data = {
-        "steps": kept,
+        "steps": steps,
         "columns": [column(key, index) for index, key in enumerate(columns)],
         "layers": [{"name": layer, **(whole or axis(own[layer]))} for layer in shown],
-        "cells": cells(records.measurements, columns, shown, kept),
+        "cells": cells(records.measurements, columns, shown, steps),
         "curves": curves(records.measurements),
         "last": steps[-1],
         "ends": ends(records.configuration),
@@ -62,7 +59,10 @@ def draw(records: RecordFile) -> Player | None:
         "The signal, step by step",
         sentence(demo),
         data,
-        (*recipe(records.configuration, demo), *left_out(steps, kept, layers, shown)),
+        (
+            *recipe(records.configuration, demo),
+            *left_out(len(steps), records.summary.get("steps", {}).get("histogram"), layers, shown),
+        ),
     )
 
 
@@ -92,15 +92,15 @@ def recipe(configuration: Mapping[str, Any], demo: bool) -> tuple[str, ...]:
     )
 
 
-def left_out(steps: Sequence[int], kept: Sequence[int], layers: Sequence[str], shown: Sequence[str]) -> tuple[str, ...]:
+def left_out(drawn: int, recorded: int | None, layers: Sequence[str], shown: Sequence[str]) -> tuple[str, ...]:
     """Say what was recorded and is not drawn.
 
-    >>> left_out(range(10), range(5), ["a"], ["a"])
+    >>> left_out(5, 10, ["a"], ["a"])
     ('Drawn are 5 of the 10 recorded steps, to keep the page small.',)
     """
     said = []
-    if len(kept) < len(steps):
-        said.append(f"Drawn are {len(kept)} of the {len(steps)} recorded steps, to keep the page small.")
+    if recorded is not None and drawn < recorded:
+        said.append(f"Drawn are {drawn} of the {recorded} recorded steps, to keep the page small.")
     if len(shown) < len(layers):
         said.append(f"Drawn are the first {len(shown)} of {len(layers)} layers.")
     return tuple(said)
@@ -148,7 +148,7 @@ def axis(histograms: Iterable[Measurement]) -> dict[str, float]:
 
     >>> bins = {"low": -4.0, "high": 4.0, "under": 0, "over": 0}
     >>> axis([Measurement("histogram", bins, (0, 0, 5, 5, 0, 0, 0, 0))])
-    {'low': -2.5, 'high': 2.5}
+    {'low': -2.0, 'high': 2.0}
     """
     reach = [extent(m) for m in histograms]
     furthest = max(reach, default=1.0)

@@ -49,11 +49,13 @@
     const script = document.createElement("script");
     script.textContent = document.getElementById("plotly-source").textContent;
     document.head.append(script);
+    performance.mark("plotly read");
     for (const element of all()) {
       await draw(element);
+      if (element === all()[0]) performance.mark("first chart drawn");
       await new Promise((next) => setTimeout(next)); // let the page answer between two charts
     }
-    performance.mark("charts drawn");
+    performance.mark("all charts drawn");
     document.documentElement.dataset.charts = "drawn";
   }
 
