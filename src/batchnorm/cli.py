@@ -9,6 +9,8 @@ from batchnorm.doctor.command import check
 from batchnorm.doctor.explain import explain, rules
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.command import race
+from batchnorm.lab.demo import watch_demo
+from batchnorm.report.command import report
 from batchnorm.transforms.command import calibrate, fold
 
 app = typer.Typer(
@@ -18,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (race, calibrate, fold, check, explain, rules, bench):
+for command in (race, watch_demo, report, check, explain, rules, calibrate, fold, bench):
     app.command()(command)
 
 
