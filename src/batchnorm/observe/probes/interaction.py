@@ -29,7 +29,7 @@ class Interaction:
     def others(self) -> float:
         """The mean over pairs of different examples; 0 exactly where examples do not see each other."""
         size = len(self.matrix)
-        return float(self.matrix.sum() - self.matrix.diagonal().sum()) / max(size * (size - 1), 1)
+        return float(self.matrix.clone().fill_diagonal_(0.0).sum()) / max(size * (size - 1), 1)
 
     @property
     def share(self) -> float:
