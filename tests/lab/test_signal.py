@@ -84,6 +84,13 @@ def test_both_begin_alike():
     assert with_bn.get_submodule("linear 1").bias is None
 
 
+@pytest.mark.parametrize(("scheme", "width"), [("xavier", (2 / 500) ** 0.5), ("he", (2 / 400) ** 0.5)])
+def test_weights_begin_as_wide_as_their_scheme_says(scheme, width):
+    layer = signal.linear(torch.Generator().manual_seed(0), 400, 100, scheme)
+    assert layer.weight.std().item() == pytest.approx(width, rel=0.02)
+    assert not layer.bias.any()
+
+
 def test_the_same_recipe_gives_the_same_records_and_leaves_the_random_numbers_alone(records):
     state = torch.get_rng_state()
     again = signal.record(SHORT)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium h
 
 LARGEST = 6_000_000
 DRAWN = "document.documentElement.dataset.charts === 'drawn'"
-PATIENCE = 120_000  # milliseconds; a page that is slow on a busy machine is no failure
+PATIENCE = 30_000  # milliseconds; a page that is slow on a busy machine is no failure
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from batchnorm.cli import app
 from batchnorm.errors import BatchNormError
-from batchnorm.lab.present import accuracy_cell, steps_cell
+from batchnorm.lab.present import accuracy_cell, ratio_cell, steps_cell
+from batchnorm.lab.store import to_records
 from batchnorm.lab.summary import summarise
 from batchnorm.records import Measurement, RecordFile
 from batchnorm.report.figures import figures_of
@@ -19,6 +20,7 @@ from batchnorm.report.fit import fitting
 from batchnorm.report.load import Run, load
 from batchnorm.report.page import page
 from batchnorm.report.sections import Player, Plot, thinned
+from lab.race_examples import whole_race
 
 LARGEST = 6_000_000
 STEPS = [4, 8, 12, 16, 20, 24]
@@ -60,6 +62,30 @@ def test_figure_3_has_our_row_and_the_papers_below_it(race_result, race_records)
     assert {row[0] for row in table.rows[1::2]} == {"the paper, ImageNet"}
     assert table.rows[5][2:4] == ("2.1M", "14.8x")
     assert table.muted == (1, 3, 5, 7, 9, 11)
+
+
+def test_a_race_that_reached_its_target_says_how_soon():
+    """A handmade race: of the variants with BN, BN-x5 met the baseline's best first."""
+    race = whole_race()
+    summary, sections = summarise(race), sections_of(to_records(race, threads=1))
+    rows = sections["Steps to the same accuracy"].rows[::2]
+    for cells, row in zip(rows, summary.rows, strict=True):
+        assert cells[2:6] == (
+            steps_cell(row.to_best), ratio_cell(row.to_best), steps_cell(row.to_share), ratio_cell(row.to_share)
+        )  # fmt: skip
+    assert any(row[2] != row[4] for row in rows)
+    data = sections["Accuracy over the steps"].figure["data"]
+    diamonds = {trace["name"]: (trace["x"], trace["y"]) for trace in data if trace["meta"]["part"] == "diamond"}
+    assert diamonds == {
+        row.variant: ([row.to_best.median], [summary.target])
+        for row in summary.rows
+        if row.to_best.median != float("inf")
+    }
+    assert "Sigmoid" not in diamonds
+    fewer, best, sigmoids = sections["What does Batch Normalization buy?"].cards
+    assert (fewer.value, fewer.what) == ("4.0× fewer steps", "BN-x5 to the best accuracy without BN")
+    assert (best.value, best.detail) == ("94.0%", "without BN 80.0%")
+    assert (sigmoids.value, sigmoids.detail) == ("81.0%", "without BN 10.0%; chance is 10%")
 
 
 def test_the_rate_map_has_every_rate_that_was_tried(race_result, race_records):
@@ -219,7 +245,6 @@ def test_every_chart_is_one_that_plotly_takes(request, fixture):
 
 def test_an_interrupted_race_and_an_empty_one_have_a_page(race_records):
     from batchnorm.lab.options import Options
-    from batchnorm.lab.store import to_records
     from batchnorm.lab.summary import Result
 
     text = page([Run("race", to_records(Result(Options(), (), 450, 10, interrupted=True), threads=1))])

@@ -51,9 +51,9 @@ def soonest(summary: Summary) -> Card | None:
 
 
 def highest(summary: Summary) -> Card | None:
-    """The best accuracy with BN, beside the one without."""
+    """The best accuracy with BN and the same activation, beside the one without."""
     rows = {row.variant: row for row in summary.rows}
-    ours = [row for name, row in rows.items() if named(name).normalised]
+    ours = [row for name, row in rows.items() if named(name).normalised and named(name).activation == "relu"]
     if BASELINE not in rows or not ours:
         return None
     best = max(ours, key=middle)

@@ -58,7 +58,11 @@
     const mean = shape("line", { class: "mean", y1: 0, y2: HIGH });
     svg.append(bars, mean);
     const marks = element("p", { class: "axis", "aria-hidden": "true" });
-    for (const value of [axis.low, axis.low / 2, 0, axis.high / 2, axis.high]) marks.append(element("span", {}, tick(value)));
+    for (const value of [axis.low, axis.low / 2, 0, axis.high / 2, axis.high]) {
+      const mark = element("span", {}, tick(value));
+      mark.style.left = `${(100 * x(value)) / WIDE}%`;
+      marks.append(mark);
+    }
     const numbers = element("p", { class: "numbers" });
     box.style.setProperty("--own", `var(--${column.colour})`);
     box.append(svg, marks, numbers);
