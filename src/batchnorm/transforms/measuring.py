@@ -74,6 +74,11 @@ def observing(model: nn.Module, seen: Mapping[_BatchNorm, Tally]) -> Iterator[li
         x, mask = shown(layer, arguments, keywords)
         if isinstance(layer, _Fast) and layer.one_value == "running" and layer._has_one_value(x, mask):
             return  # the layer does not use its moments either
+        if not isinstance(layer, _Fast) and x.dim() > 1 and x.shape[1] and x.numel() == x.shape[1]:
+            raise BatchNormError(
+                f"a batch gives a {type(layer).__name__} one value per channel, {list(x.shape)}, which has no variance",
+                do="leave such a batch out (drop_last=True), or give larger ones",
+            )
         if not seen[layer].add(x, mask):
             report_nonfinite(False, getattr(layer, "nonfinite", "reject"), type(layer).__name__)
 
@@ -185,6 +190,22 @@ def first_of(verb: str) -> Forward:
         return model(batch)
 
     return forward
+
+
+def streamed(batches: Any, verb: str) -> Iterable[Any]:
+    """Return batches to go through: a tensor is one of them, and what cannot be gone through is refused.
+
+    >>> len(list(streamed(torch.ones(4, 2), "calibrate")))
+    1
+    """
+    if isinstance(batches, Tensor):
+        return [batches]
+    if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+        raise BatchNormError(
+            f"the batches are a {type(batches).__name__}", where=verb, do="give a list of batches, or a DataLoader"
+        )
+    found: Iterable[Any] = batches
+    return found
 
 
 def no_batches(verb: str) -> BatchNormError:
