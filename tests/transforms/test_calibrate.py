@@ -227,12 +227,23 @@ def test_a_batch_that_is_not_finite_does_not_count():
         ({"model": nn.Linear(2, 2)}, "there is no BN layer to calibrate"),
         ({"model": bn.FrozenBatchNorm(2)}, "the model: it is frozen"),
         ({"process_group": 3}, "process_group"),
+        ({"batches": None}, "the batches are a NoneType; give a list of batches, or a DataLoader"),
+        ({"batches": [torch.randn(4, 2), torch.randn(1, 2)]}, "one value per channel.*drop_last=True"),
+        ({"model": nn.LazyBatchNorm1d()}, "the model .LazyBatchNorm1d. does not know its shapes yet"),
+        ({"model": nn.BatchNorm1d}, "the model is the class BatchNorm1d; call it"),
     ],
 )
 def test_bad_input(arguments, words):
     given = {"model": nn.BatchNorm1d(2), "batches": [torch.randn(4, 2)], **arguments}
     with pytest.raises(bn.BatchNormError, match=words):
         bn.calibrate(given.pop("model"), given.pop("batches"), **given)
+
+
+def test_a_tensor_is_one_batch():
+    x = torch.randn(16, 3, 4, 4)
+    better, calibrated = bn.calibrate(nn.BatchNorm2d(3), x)
+    assert (calibrated.batches, calibrated.samples) == (1, 16)
+    assert torch.allclose(better.running_mean, x.mean((0, 2, 3)), atol=1e-6)
 
 
 # ---- when it stops
