@@ -69,6 +69,15 @@ class Calibrated(Measured):
         """
         return max((e for pair in self.standard_errors.values() for e in pair), default=math.inf)
 
+    def figures(self) -> dict[str, Any]:
+        """Return samples, batches and standard errors, for `to_json`.
+
+        >>> calibrate(nn.BatchNorm1d(1), [torch.randn(4, 1)])[1].figures()["samples"]
+        4
+        """
+        errors = {"standard_error": self.standard_error, "standard_errors": self.standard_errors}
+        return {"samples": self.samples, **super().figures(), **errors, "enough": self.enough}
+
     def __repr__(self) -> str:
         layers = len(self.report.paths)
         return (

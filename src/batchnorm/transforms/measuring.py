@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from html import escape
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -16,7 +19,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.switches import _turned
-from batchnorm.records import Change, Report
+from batchnorm.records import Change, Report, _plain
 from batchnorm.transforms.freeze import is_frozen
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -146,6 +149,34 @@ class Measured:
         self.report = Report()
         self.batches = 0
         self._state = state
+
+    def figures(self) -> dict[str, Any]:
+        """Return what was counted and estimated, for programs."""
+        return {"batches": self.batches}
+
+    def to_json(self) -> str:
+        """Serialise what was done and what was counted, as the reports of other verbs do.
+
+        >>> model = nn.BatchNorm1d(1)
+        >>> '"batches": 0' in Measured(model, State(model, [model])).to_json()
+        True
+        """
+        return json.dumps(_plain({**asdict(self.report), **self.figures()}), indent=1, allow_nan=False, default=str)
+
+    def __rich__(self) -> Any:
+        """Let ``rich.print`` draw the tables of the report, under a line of its own."""
+        from rich.console import Group
+        from rich.text import Text
+
+        from batchnorm.present import printable, report_table
+
+        return Group(Text(printable(repr(self))), report_table(self.report))
+
+    def _repr_html_(self) -> str:
+        """Let a notebook draw tables."""
+        from batchnorm.present import report_html
+
+        return f"<p>{escape(repr(self))}</p>{report_html(self.report)}"
 
     def restore(self) -> nn.Module:
         """Put statistics, gamma, beta, modes and ``requires_grad`` back as they were, exactly; return the model."""
