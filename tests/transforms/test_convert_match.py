@@ -247,3 +247,30 @@ def test_a_model_of_timm():
     assert grouped(x).isfinite().all()
     back, _ = bn.convert(grouped, "batch", data=[torch.randn(4, 3, 96, 96)])
     assert [type(m) for m in back.modules()] == [type(m) for m in model.modules()]
+
+
+class StyleNorm(nn.Module):
+    """A norm by name that is called with two things."""
+
+    def forward(self, x, style):
+        return F.layer_norm(x, x.shape[1:]) * style
+
+
+class Styled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.utils.parametrizations.weight_norm(nn.Conv2d(1, 8, 3))
+        self.bn = nn.BatchNorm2d(8)
+        self.style = StyleNorm()
+
+    def forward(self, x):
+        return self.style(self.bn(self.conv(x)), 2.0)
+
+
+@pytest.mark.parametrize("to", ["batch", "ghost", "group"])
+def test_what_is_a_norm_by_name_only_may_be_called_in_any_way(to):
+    model, data = worn(Styled()), [torch.randn(8, 1, 6, 6) for _ in range(2)]
+    changed, report = bn.convert(model, to, data=data)
+    assert not any("parametrizations" in path for path in (*report.left, *report.paths))  # it is part of the conv
+    assert ("style" in report.left) is (to != "group")
+    assert changed(data[0]).isfinite().all()

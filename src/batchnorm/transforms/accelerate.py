@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from batchnorm.graph import call_with
 from batchnorm.preserve import random_states
 from batchnorm.records import Change, Measurement, Report
-from batchnorm.transforms.follow import Optimizers, follow, several
+from batchnorm.transforms.follow import Optimizers, check_shapes, follow, several
 from batchnorm.transforms.fuse import fuse
 from batchnorm.transforms.verify import Forward
 
@@ -102,6 +102,7 @@ def accelerate(
     median ratio of neighbouring steps. Optimisers that are given go over to the copy, with groups and state. Give an
     example of the size that you train with: what is faster depends on it.
     """
+    check_shapes(model, "accelerate")
     optimizers = several(optimizer, model, "accelerate")
     fused, report = fuse(model, example, forward=forward, tolerance=tolerance)
     ways: dict[str, nn.Module] = {"as it was": model, "fused": fused}

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from batchnorm.distributed.groups import hold
 from batchnorm.errors import BatchNormError
@@ -27,7 +28,7 @@ from batchnorm.transforms.exchange import Exchange, shared
 from batchnorm.transforms.follow import Optimizers, carry_over, copied_with, join, several
 from batchnorm.transforms.gradients import step, verify_gradients
 from batchnorm.transforms.match import Survey, match
-from batchnorm.transforms.measuring import first_of, no_batches
+from batchnorm.transforms.measuring import first_of, no_batches, streamed
 from batchnorm.transforms.verify import Forward, verify
 
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
@@ -95,7 +96,7 @@ running_mean, running_var, num_batches_tracked -> nothing
     _check(to, process_group, options)
     optimizers = several(optimizer, model, _HERE)
     wanted = _chosen(model, where)
-    batches = None if data is None else [data] if isinstance(data, Tensor) else list(data)
+    batches = None if data is None else list(streamed(data, _HERE))
     if batches == []:
         raise no_batches(_HERE)
     run = forward or call_with
@@ -104,10 +105,13 @@ running_mean, running_var, num_batches_tracked -> nothing
     norms = _norms(model, to, wanted, where is None, batches is not None)
     survey = Survey()
     if to not in (*OF_BATCHES, "none") or not all(isinstance(norm, _BatchNorm) for norm in norms.values()):
+        known = {
+            path: norm for path, norm in norms.items() if kind_of(norm)
+        }  # others stay, and may be called in any way
         if batches is not None:
-            survey.run(model, norms, batches, forward or first_of(_HERE), moments=True)
+            survey.run(model, known, batches, forward or first_of(_HERE), moments=True)
         elif example is not None:
-            survey.run(model, norms, [example], run, moments=False)
+            survey.run(model, known, [example], run, moments=False)
     before = copy.deepcopy(model) if inplace and example is not None else model
     changed, memo = (model, {id(p): p for p in model.parameters()}) if inplace else _copied(model)
     with _all_or_nothing(changed) if inplace else ExitStack():
@@ -173,12 +177,15 @@ def _names(name: str, path: str) -> bool:
 def _norms(
     model: nn.Module, to: str, wanted: Callable[[str, nn.Module], bool], default: bool, measured: bool
 ) -> dict[str, nn.Module]:
-    """The norms that may be converted, each once, by its path."""
+    """The norms that may be converted, each once, by its path; what norms a weight is part of the layer that has it."""
     found: dict[nn.Module, str] = {}
+    parametrised = {
+        part for each in model.modules() if isinstance(each, ParametrizationList) for part in each.modules()
+    }
     for path, module in model.named_modules(remove_duplicate=False):
         others = not default or (measured and to in OF_BATCHES) or (to != "sync" and bool(kind_of(module)))
         fits = isinstance(module, _BatchNorm) or (others and _is_norm(module))
-        if fits and module not in found and wanted(path, module):
+        if fits and module not in parametrised and module not in found and wanted(path, module):
             found[module] = path
     return {path: module for module, path in found.items()}
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from batchnorm.errors import BatchNormError
@@ -23,6 +24,38 @@ def check_optimizers(model: nn.Module, optimizer: Optimizers, where: str) -> tup
     return several(optimizer, model, where)
 
 
+def check_model(model: Any, where: str) -> None:
+    """Refuse what is no model.
+
+    >>> check_model(nn.Linear, "fuse")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: fuse: the model is the class Linear; call it, and give what it makes
+    """
+    if isinstance(model, type):
+        raise BatchNormError(
+            f"the model is the class {model.__name__}", where=where, do="call it, and give what it makes"
+        )
+    if not isinstance(model, nn.Module):
+        raise BatchNormError(
+            f"the model is a {type(model).__name__}", where=where, do="give an nn.Module as the first argument"
+        )
+
+
+def check_shapes(model: nn.Module, where: str) -> None:
+    """Refuse a model with layers that do not know their shapes yet: it can neither be copied nor measured.
+
+    >>> check_shapes(nn.Sequential(nn.LazyLinear(2)), "fuse")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: fuse: 0 (LazyLinear) does not know its shapes yet; run the model once first
+    """
+    check_model(model, where)
+    for path, module in model.named_modules():
+        held = (*module._parameters.values(), *module._buffers.values())
+        if any(tensor is not None and is_lazy(tensor) for tensor in held):
+            name = f"{path or 'the model'} ({type(module).__name__})"
+            raise BatchNormError(f"{name} does not know its shapes yet", where=where, do="run the model once first")
+
+
 def several(optimizer: Optimizers, model: nn.Module, where: str) -> tuple[Optimizer, ...]:
     """Return one or several optimisers as a tuple, each of them made for this model.
 
@@ -31,6 +64,7 @@ def several(optimizer: Optimizers, model: nn.Module, where: str) -> tuple[Optimi
     >>> len(several(torch.optim.SGD(model.parameters(), lr=0.1), model, "fuse"))
     1
     """
+    check_model(model, where)
     found = as_tuple(optimizer)
     known = {id(p) for p in model.parameters()}
     for each in found:
