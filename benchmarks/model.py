@@ -40,6 +40,15 @@ def training_step(model, x, target):
     return step
 
 
+def without_norms(model):
+    """The same network with nothing in the place of its BN layers: what a BN layer that cost nothing would leave."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, torch.nn.modules.batchnorm._BatchNorm):
+                setattr(module, name, torch.nn.Identity())
+    return model
+
+
 def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=15)
@@ -76,6 +85,7 @@ def train(options):
             models[f"torch, {chosen}"] = in_layout(copy.deepcopy(user), chosen)
         if options.compile:
             models["torch.compile"] = torch.compile(copy.deepcopy(user))
+        models["without BN (the limit)"] = without_norms(in_layout(copy.deepcopy(user), chosen))
         models["accelerate"] = faster
         times = measure({n: training_step(m, x, target) for n, m in models.items()}, options.steps, warm_up=3)
         print(f"\n{name}, batch {options.batch}, {options.threads} threads; chosen: {report.chosen}")

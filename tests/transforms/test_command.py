@@ -267,6 +267,13 @@ def test_names_that_look_like_markup_are_shown_as_they_are(folder):
     assert "[bold]x[/bold] " in output
 
 
+def test_fold_compares_on_data_of_the_user(folder):
+    np.savez("named.npz", ids=np.arange(24).reshape(6, 4), scale=np.ones((6, 1), np.float32))
+    run("fold", "net.py:Two", "--data", "named.npz", "--out", "two-folded.pt")
+    run("fold", "net.py:Two", "--input", "ids=6,4:int64<50;scale=6,1", "--out", "two-sizes.pt")
+    assert list(load_state("two-folded.pt")) == list(load_state("two-sizes.pt"))
+
+
 CALIBRATE = ["calibrate", "net.py:make", "--data", "train.npz", "--out", "o.pt"]
 FOLD = ["fold", "net.py:make", "--input", "2,2,6,6", "--out", "o.pt"]
 
@@ -299,6 +306,9 @@ FOLD = ["fold", "net.py:make", "--input", "2,2,6,6", "--out", "o.pt"]
         ([*FOLD, "--out", "o.onnx", "--leave", "bn"], "--leave and --tolerance do not go with .onnx; leave them out"),
         ([*FOLD, "--tolerance", "1e-30"], "fold: the outputs would differ by "),
         (["fold", "net.py:plain", "--input", "2,3", "--out", "o.pt"], "fold: the model has no BN layer to fold"),
+        (["fold", "net.py:make", "--out", "o.pt"], "fold needs --input or --data, one of them"),
+        ([*FOLD, "--data", "x.npy"], "fold needs --input or --data, one of them"),
+        (["fold", "net.py:make", "--data", "none.npy", "--out", "o.pt"], "there is no file none.npy"),
         (
             ["fold", "net.py:Branches", "--input", "2,3", "--out", "o.pt2"],
             "export: torch.export, given this model, raises ",

@@ -105,14 +105,6 @@ def calibrate(
 
 def fold(
     model: ModelSpec,
-    input: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZES",
-            help="What the model is called with: 1,3,224,224. Several with ';' between them; other numbers as "
-            "1,128:int64<1000 (whole, below 1000); by name as ids=1,128:int64<1000.",
-        ),
-    ],
     out: Annotated[
         Path,
         typer.Option(
@@ -121,6 +113,21 @@ def fold(
             "of torch.export, .onnx for ONNX (with the packages onnx and onnxscript).",
         ),
     ],
+    input: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZES",
+            help="What the model is called with: 1,3,224,224. Several with ';' between them; other numbers as "
+            "1,128:int64<1000 (whole, below 1000); by name as ids=1,128:int64<1000.",
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="In the place of --input: compare on samples of yours, as calibrate takes them (the first batch).",
+        ),
+    ] = None,
     checkpoint: Checkpoint = None,
     key: Key = "",
     leave: Annotated[
@@ -135,8 +142,8 @@ def fold(
     """Make the inference network: BN disappears into the layers beside it, and the outputs stay.
 
     Every BN layer that is left is listed with the reason. The folded network is
-    compared with the original, on SIZES of random numbers; if the outputs
-    differ by more than rounding, nothing is written.
+    compared with the original, on SIZES of random numbers or on DATA; if the
+    outputs differ by more than rounding, nothing is written.
 
     The .pt and .safetensors files fit the same network built with biases and
     without BN, and batchnorm.fold(model, example)[0]. The .pt2 and .onnx files
@@ -153,11 +160,13 @@ def fold(
     stays = [name.strip() for name in leave.split(",") if name.strip()]
     if out.suffix in PROGRAMS and (stays or tolerance is not None):
         raise BatchNormError(f"--leave and --tolerance do not go with {out.suffix}", do="leave them out")
+    if (input is None) is (data is None):
+        raise BatchNormError("fold needs --input or --data, one of them", do="say sizes as --input 1,3,224,224")
     from batchnorm.transforms.export import export
     from batchnorm.transforms.fold import fold as fold_model
 
     network = load_model(model, checkpoint, key=key).eval()
-    example = _moved(parse_input(input, dtype=_dtype_of(network)), network)
+    example = _moved(_example(input, data, _dtype_of(network)), network)
     _try(network, example)
     if out.suffix in PROGRAMS:
         with replacing(out) as temporary:
@@ -172,7 +181,8 @@ def fold(
     plain_console().print(report)
     typer.echo(f"written to {' and '.join(written)}")
     if json is not None:
-        configuration = {"model": model, "checkpoint": str(checkpoint or ""), "input": input, "out": str(out)}
+        configuration = {"model": model, "checkpoint": str(checkpoint or ""), "out": str(out)}
+        configuration |= {"input": input or ""} if data is None else {"data": data}
         summary = json_module.loads(report.to_json())
         _write_json(json, RecordFile("fold", configuration, _measured(report), summary))
 
@@ -183,6 +193,16 @@ def fold(
 def _dtype_of(model: nn.Module) -> torch.dtype | None:
     """The kind of floating-point numbers that a model computes with."""
     return next((p.dtype for p in model.parameters() if p.dtype.is_floating_point), None)
+
+
+def _example(sizes: str | None, data: str | None, dtype: torch.dtype | None) -> Any:
+    """What the model is to be called with: random numbers of these sizes, or the first samples of the data."""
+    if data is None:
+        return parse_input(sizes or "", dtype=dtype)
+    first = next(iter(load_batches(data, batch_size=8, dtype=dtype)), None)
+    if first is None:
+        raise BatchNormError(f"{data} gives no batches")
+    return first.inputs
 
 
 def _moved(inputs: Any, model: nn.Module) -> Any:
