@@ -11,15 +11,15 @@ from batchnorm.errors import BatchNormError
 from batchnorm.lab import race as race_module
 from batchnorm.lab.command import race
 from batchnorm.lab.store import from_records
-from batchnorm.records import RecordFile
+from batchnorm.records import RecordFile, read
 
 app = typer.Typer()
 app.command()(race)
 SMALL = ["--steps", "4", "--every", "2", "--seeds", "1", "--rates", "0.1,0.2", "--batch-size", "8"]
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, [*SMALL, "--threads", "1", *map(str, arguments)])
+def invoke(*arguments, report="--no-report"):
+    return CliRunner().invoke(app, [*SMALL, "--threads", "1", report, *map(str, arguments)])
 
 
 def test_a_tiny_race_from_the_command_line(tmp_path):
@@ -50,6 +50,45 @@ def test_the_same_race_gives_the_same_curves_on_any_number_of_threads(tmp_path):
     assert curves[0] == curves[1]
 
 
+def test_the_race_writes_its_records_and_its_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    before = torch.get_rng_state(), torch.get_num_threads()
+    outcome = invoke("--open", report="--report")
+    assert outcome.exit_code == 0, outcome.output
+    folder = tmp_path / "batchnorm-race"
+    assert "The page is batchnorm-race/report.html" in outcome.output
+    assert opened == [(folder / "report.html").as_uri()]
+    assert sorted(file.name for file in folder.iterdir()) == ["race.json", "report.html", "signal.jsonl"]
+    assert len(from_records(read(folder / "race.json")).lanes) == 6
+    signal = read(folder / "signal.jsonl")
+    assert {m.setting["step"] for m in signal.measurements} == {0}  # as long as the race: 4 steps
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert "Steps to the same accuracy" in text
+    assert "The signal, step by step" in text
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == torch.get_num_threads()
+
+
+def test_no_report_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert invoke().exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_while_the_signal_is_recorded_keeps_the_race(tmp_path, monkeypatch):
+    from batchnorm.lab import signal
+
+    def interrupted(recipe, look):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(signal, "record", interrupted)
+    outcome = invoke("--out", tmp_path / "race", report="--report")
+    assert outcome.exit_code == 130
+    assert sorted(file.name for file in (tmp_path / "race").iterdir()) == ["race.json", "report.html"]
+
+
 @pytest.mark.parametrize(("finished", "names"), [(0, []), (2, ["Inception", "Sigmoid"])])
 def test_an_interrupt_keeps_what_is_done(tmp_path, monkeypatch, finished, names):
     stacks = iter(range(100))
@@ -66,8 +105,10 @@ def test_an_interrupt_keeps_what_is_done(tmp_path, monkeypatch, finished, names)
 
     train = race_module.train
     monkeypatch.setattr(race_module, "train", interrupted)
-    outcome = invoke("--json", tmp_path / "race.json")
+    outcome = invoke("--json", tmp_path / "race.json", "--out", tmp_path / "race", report="--report")
     assert outcome.exit_code == 130
+    pages = [file.name for file in (tmp_path / "race").glob("*")]
+    assert sorted(pages) == (["race.json", "report.html"] if names else [])
     assert ("Interrupted" if names else "No variant was finished") in outcome.output
     assert "BN-" not in outcome.output
     records = RecordFile.from_json((tmp_path / "race.json").read_text())
@@ -93,6 +134,10 @@ def test_an_interrupt_keeps_what_is_done(tmp_path, monkeypatch, finished, names)
         (["--rates", "nan"], "nan is no learning rate; give numbers above 0"),
         (["--threads", "-1"], "--threads is -1; give a whole number, or 0 for torch's choice"),
         (["--json", "/"], "--json is /, a directory; give the name of a file"),
+        (
+            ["--report", "--out", "/dev/null/x"],
+            "--out is /dev/null/x, but /dev/null cannot be written to; choose another",
+        ),
         (["--json", "/dev/null/x.json"], "--json is /dev/null/x.json but /dev/null cannot be written to"),
     ],
 )

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.options import INITS, RATES, Options, parse_rates
+from batchnorm.report.command import announce, check_folder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from batchnorm.lab.summary import Result
+    from batchnorm.records import RecordFile
 
 DEFAULTS = Options()
+FOLDER, PAGE, SIGNAL = Path("batchnorm-race"), "report.html", "signal.jsonl"
 
 
 def race(
@@ -42,11 +51,21 @@ def race(
     threads: Annotated[
         int, typer.Option(help="Train on so many threads; 0 takes as many as torch would. Changes no result.")
     ] = 0,
+    out: Annotated[
+        Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")
+    ] = FOLDER,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Record the signal, and write the records and the page.")
+    ] = True,
+    open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Train one small Inception network with and without Batch Normalization, and count the steps.
 
     Figures 2 and 3 of the paper (Ioffe & Szegedy, 2015) on 1,797 handwritten digits that ship here: first
     without BN at its own best learning rate, then with BN at 1, 5 and 30 times that rate, then with sigmoids.
+
+    Then the signal is recorded, what four layers of sigmoids are given without BN and with it, and all of it
+    drawn on one page, report.html.
 
     It takes a minute or two. Ctrl-C ends it early and keeps the variants that are done.
     """
@@ -55,11 +74,13 @@ def race(
         raise BatchNormError(f"--threads is {threads}", do="give a whole number, or 0 for torch's choice")
     if json is not None:
         check_writable(json)
+    if report:
+        check_folder(out)
 
     import torch
     from rich.console import Console
 
-    from batchnorm.lab.present import report
+    from batchnorm.lab.present import report as drawn
     from batchnorm.lab.progress import watching
     from batchnorm.lab.race import run
     from batchnorm.lab.store import to_records
@@ -69,12 +90,40 @@ def race(
     threads = threads or torch.get_num_threads()
     with watching(console, steps) as watch:
         result = run(options, threads=threads, watch=watch)
-    console.print(report(summarise(result), unicode=console.encoding.startswith("utf")))
+    console.print(drawn(summarise(result), unicode=console.encoding.startswith("utf")))
+    records = to_records(result, threads)
     if json is not None:
-        written = to_records(result, threads).write(json)
+        written = records.write(json)
         console.print(f"Every curve is in {written}.", soft_wrap=True)
+    if report and result.lanes:
+        result = write_race(records, result, out, console, open)
     if result.interrupted:
         raise typer.Exit(130)
+
+
+def write_race(records: RecordFile, result: Result, out: Path, console: Console, open: bool) -> Result:
+    """Write the records of a race, record the signal unless it was interrupted, and write the page of both.
+
+    >>> write_race(records, result, Path("batchnorm-race"), Console(), open=False)  # doctest: +SKIP
+    The page is batchnorm-race/report.html
+    """
+    from batchnorm.lab.demo import recorded
+    from batchnorm.lab.signal import Recipe, write
+    from batchnorm.report.load import Run
+    from batchnorm.report.page import write_page
+
+    records.write(out / "race.json")
+    runs = [Run("race", records)]
+    if not result.interrupted:
+        try:
+            # A short race is one to try things out: its signal is as short.
+            signal = recorded(Recipe(steps=min(Recipe().steps, result.options.steps)), console)
+            write(signal, out / SIGNAL)
+            runs.append(Run("signal", signal))
+        except KeyboardInterrupt:
+            result = replace(result, interrupted=True)
+    announce(write_page(runs, out / PAGE), open)
+    return result
 
 
 def check_writable(path: Path) -> None:

@@ -1,0 +1,107 @@
+"""``batchnorm watch-demo``: the signal alone, in half a minute; torch is imported only when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchnorm.lab.command import PAGE, SIGNAL
+from batchnorm.lab.options import INITS
+from batchnorm.report.command import announce, check_folder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from batchnorm.lab.signal import Recipe
+    from batchnorm.records import Measurement, RecordFile
+
+FOLDER = Path("batchnorm-watch")
+
+
+def watch_demo(
+    init: Annotated[str, typer.Option(help=f"How weights begin: {', '.join(INITS)}.")] = "xavier",
+    rate: Annotated[float, typer.Option(help="The learning rate of both networks.")] = 3.0,
+    steps: Annotated[int, typer.Option(help="Training steps of both networks.")] = 600,
+    every: Annotated[int, typer.Option(help="Steps between two recorded ones.")] = 4,
+    seed: Annotated[int, typer.Option(help="Of the weights and of the order of the digits.")] = 0,
+    out: Annotated[
+        Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")
+    ] = FOLDER,
+    open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Train four layers of sigmoids without Batch Normalization and with it, and play what flows through them.
+
+    Both networks begin with the same weights and read the same digits, which ship here, in the same order. The
+    page shows the histogram of what each layer's sigmoids are given, step by step: where they drift, where they
+    saturate, and what BN makes of it. The defaults are chosen to show that; try others.
+
+    Examples:
+
+      batchnorm watch-demo --open
+
+      batchnorm watch-demo --init he --rate 1
+    """
+    check_folder(out)
+    from rich.console import Console
+
+    from batchnorm.lab.signal import Recipe, write
+    from batchnorm.report.load import Run
+    from batchnorm.report.page import write_page
+
+    console = Console(highlight=False)
+    records = recorded(Recipe(init=init, rate=rate, steps=steps, every=every, seed=seed), console)
+    for line in told(records):
+        console.print(line, soft_wrap=True)
+    write(records, out / SIGNAL)
+    announce(write_page([Run("signal", records)], out / PAGE), open)
+
+
+def recorded(recipe: Recipe, console: Console) -> RecordFile:
+    """Record the signal on one thread, with a bar on a terminal: the matrices are too small to share.
+
+    >>> recorded(Recipe(), Console())  # doctest: +SKIP
+    """
+    import torch
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from batchnorm.lab.signal import record
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+            task = bars.add_task("The signal", total=2 * recipe.steps)
+            return record(recipe, lambda done: bars.update(task, completed=done))
+    finally:
+        torch.set_num_threads(before)
+
+
+def told(records: RecordFile) -> list[str]:
+    """Say what was seen of each network: how much of which layer was saturated, and when; and how well it reads.
+
+    >>> from batchnorm.records import Measurement, RecordFile
+    >>> flat = Measurement("saturation", {"step": 40, "layer": "layer 4", "stack": "without BN"}, (0.97,))
+    >>> read = Measurement("validation accuracy", {"step": 96, "layer": "", "stack": "without BN"}, (0.5,))
+    >>> print(*told(RecordFile("watch", {}, (flat, read))))
+    without BN: up to 97% of layer 4 in the flat ends of its sigmoids (step 40); reads 50.0% of the digits at step 96
+    """
+    lines = []
+    for stack in dict.fromkeys(str(m.setting["stack"]) for m in records.measurements):
+        own = [m for m in records.measurements if m.setting["stack"] == stack and m.samples]
+        flat = max((m for m in own if m.quantity == "saturation"), key=lambda m: m.samples[0], default=None)
+        read = max((m for m in own if m.quantity == "validation accuracy"), key=_step, default=None)
+        words = []
+        if flat is not None:
+            share, layer = flat.samples[0], flat.setting["layer"]
+            words.append(f"up to {share:.0%} of {layer} in the flat ends of its sigmoids (step {_step(flat)})")
+        if read is not None:
+            words.append(f"reads {read.samples[0]:.1%} of the digits at step {_step(read)}")
+        lines.append(f"{stack}: {'; '.join(words)}")
+    return lines
+
+
+def _step(measurement: Measurement) -> int:
+    return int(measurement.setting["step"])

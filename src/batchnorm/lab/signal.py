@@ -1,0 +1,199 @@
+"""The signal: what four layers of sigmoids are given, step by step, without Batch Normalization and with it.
+
+Two networks of four sigmoid layers, with the same weights at the start, the same order of examples and the same
+learning rate; one has BN before each sigmoid. What is recorded is what the sigmoids are given: where it drifts into
+their flat ends, hardly a gradient comes back. In the network with BN the two stages before are recorded too: what
+arrives at BN, and what is left of it with mean 0 and variance 1, before gamma and beta stretch it again.
+
+The start (Xavier) and the rate (3) were chosen because they show it within 600 steps. They are no network's best: from
+larger weights, or given more steps, the plain one learns as well. Other choices are options.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from batchnorm.errors import BatchNormError
+from batchnorm.files import write_atomically
+from batchnorm.lab.data import digits
+from batchnorm.lab.networks.schemes import SCHEMES, deviation
+from batchnorm.lab.train import batches
+from batchnorm.layers.batch import BatchNorm1d
+from batchnorm.observe.quantities.saturation import ENDS
+from batchnorm.observe.sinks import Memory
+from batchnorm.observe.watch import watch
+from batchnorm.records import RecordFile, header_line, line
+
+LAYERS = 4
+WITHOUT, WITH = "without BN", "with BN"
+QUANTITIES = ("histogram", "mean", "variance", "saturation", "gamma", "beta", "gradient norm")
+RANGE, BINS = (-10.0, 10.0), 50
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the two networks are trained.
+
+    >>> Recipe(rate=0)
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: --rate is 0; give a number above 0
+    """
+
+    init: str = "xavier"
+    rate: float = 3.0
+    steps: int = 600
+    every: int = 4
+    batch_size: int = 60  # the paper's, in its Figure 1
+    width: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained."""
+        if self.init not in SCHEMES:
+            raise BatchNormError(f"--init is {self.init!r}", do=f"choose one of {', '.join(SCHEMES)}")
+        if not 0 < self.rate < float("inf"):
+            raise BatchNormError(f"--rate is {self.rate:g}", do="give a number above 0")
+        for name in ("steps", "every"):
+            if getattr(self, name) < 1:
+                raise BatchNormError(f"--{name} is {getattr(self, name)}", do="give a whole number from 1 up")
+
+
+def stack(recipe: Recipe, normalised: bool, inputs: int = 64, classes: int = digits.CLASSES) -> nn.Sequential:
+    """Build one of the two networks; both draw the same weights.
+
+    >>> [name for name, _ in stack(Recipe(), normalised=True).named_children()][:4]
+    ['linear 1', 'normalise 1', 'stretch 1', 'sigmoid 1']
+    >>> torch.equal(stack(Recipe(), True)[4].weight, stack(Recipe(), False)[2].weight)
+    True
+
+    BN comes in its two parts, so that what is between them can be seen: one layer normalises by the batch and has no
+    gamma and beta; the other has only these, for statistics that stay at mean 0 and variance 1.
+    """
+    stream = torch.Generator().manual_seed(recipe.seed)
+    modules: OrderedDict[str, nn.Module] = OrderedDict()
+    for number in range(1, LAYERS + 1):
+        # BN would cancel a bias: its own beta takes that place.
+        modules[f"linear {number}"] = linear(stream, inputs, recipe.width, recipe.init, bias=not normalised)
+        if normalised:
+            modules[f"normalise {number}"] = BatchNorm1d(recipe.width, affine=False)
+            modules[f"stretch {number}"] = BatchNorm1d(recipe.width, eps=0.0, statistics="running", update=False)
+        modules[f"sigmoid {number}"] = nn.Sigmoid()
+        inputs = recipe.width
+    modules["read-out"] = linear(stream, inputs, classes, "xavier")
+    return nn.Sequential(modules)
+
+
+def names(network: nn.Sequential) -> dict[str, str]:
+    """Say where a network is looked at, and under which name.
+
+    >>> list(names(stack(Recipe(), normalised=False)).items())[:2]
+    [('layer 1 weights', 'linear 1'), ('layer 1', 'sigmoid 1')]
+    >>> list(names(stack(Recipe(), normalised=True)))[:4]
+    ['layer 1 weights', 'layer 1 before BN', 'layer 1 normalised', 'layer 1']
+    """
+    words = {"linear": " weights", "normalise": " before BN", "stretch": " normalised", "sigmoid": ""}
+    parts = (path.split(" ") for path, _ in network.named_children())
+    return {f"layer {number[0]}{words[kind]}": f"{kind} {number[0]}" for kind, *number in parts if kind in words}
+
+
+def linear(stream: torch.Generator, inputs: int, outputs: int, scheme: str, bias: bool = True) -> nn.Linear:
+    """Make a linear layer with Gaussian weights of a named scheme, and biases of 0.
+
+    >>> linear(torch.Generator().manual_seed(0), 3, 2, "xavier").bias.tolist()
+    [0.0, 0.0]
+    """
+    with torch.random.fork_rng(devices=()):  # what torch draws first is overwritten, and nobody's to miss
+        layer = nn.Linear(inputs, outputs, bias=bias)
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(outputs, inputs, generator=stream) * deviation(scheme, inputs, outputs))
+        if bias:
+            layer.bias.zero_()
+    return layer
+
+
+def record(recipe: Recipe, look: Callable[[int], None] = lambda done: None) -> RecordFile:
+    """Train both networks and return what was seen; ``look`` is told how many steps of both are done.
+
+    >>> seen = record(Recipe(steps=2, every=1))
+    >>> sorted({m.setting["stack"] for m in seen.measurements})
+    ['with BN', 'without BN']
+    """
+    data, memory = digits.load(), Memory()
+    for index, name in enumerate((WITHOUT, WITH)):
+        train(recipe, name, data, memory, look, already=index * recipe.steps)
+    ends = ENDS["sigmoid"](None)
+    configuration = {**asdict(recipe), "layers": LAYERS, "data": "digits", "optimizer": "SGD", "flat_ends": ends}
+    return replace(memory.records(), configuration=configuration)
+
+
+def train(
+    recipe: Recipe,
+    name: str,
+    data: digits.Split,
+    memory: Memory,
+    look: Callable[[int], None] = lambda done: None,
+    already: int = 0,
+) -> None:
+    """Train one of the two networks, watched.
+
+    >>> memory = Memory()
+    >>> train(Recipe(steps=1), WITH, digits.load(), memory)
+    >>> memory.records().measurements[-1].quantity
+    'validation accuracy'
+    """
+    network = stack(recipe, name == WITH, data.train_images[0].size, data.classes)
+    images, labels = torch.from_numpy(data.train_images).flatten(1), torch.from_numpy(data.train_labels)
+    optimizer = torch.optim.SGD(network.parameters(), recipe.rate)
+    order = batches(recipe.seed, len(labels), recipe.batch_size)
+    with watch(
+        network,
+        optimizer,
+        every=recipe.every,
+        quantities=QUANTITIES,
+        to=memory,
+        stack=name,
+        layers=names(network),
+        range=RANGE,
+        bins=BINS,
+    ) as seen:
+        for step in range(recipe.steps):
+            chosen = next(order)
+            loss = F.cross_entropy(network(images[chosen]), labels[chosen])
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            if step % recipe.every == 0:
+                seen.log("training loss", loss, unit="nats")
+            optimizer.step()
+            if step % recipe.every == 0:
+                seen.log("validation accuracy", validate(network, data), step=step)
+            look(already + step + 1)
+
+
+@torch.no_grad()
+def validate(network: nn.Module, data: digits.Split) -> float:
+    """Give the share of validation images that are read right, with the running statistics.
+
+    >>> 0 <= validate(stack(Recipe(), True), digits.load()) <= 1
+    True
+    """
+    network.eval()
+    scores = network(torch.from_numpy(data.validation_images).flatten(1))
+    network.train()
+    right: torch.Tensor = scores.argmax(1) == torch.from_numpy(data.validation_labels)
+    return right.double().mean().item()
+
+
+def write(records: RecordFile, path: Path) -> Path:
+    """Write records as a file of lines, as ``watch`` does, in one step.
+
+    >>> write(record(Recipe()), Path("signal.jsonl"))  # doctest: +SKIP
+    PosixPath('signal.jsonl')
+    """
+    return write_atomically(path, header_line(records) + "".join(map(line, records.measurements)))

@@ -1,0 +1,84 @@
+"""``batchnorm report``: records in, one page out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchnorm.errors import BatchNormError
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Files that batchnorm wrote: --json of race, bench, check and others, what watch recorded (.jsonl), "
+            "or a folder of these.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Write the page here.")] = Path("report.html"),
+    open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Draw records as one HTML page that works from disk, without a network.
+
+    A race becomes the paper's Figures 2 and 3 with your numbers, what watch recorded
+    the signal player and a map of every layer, findings and benchmarks tables, other
+    records a plain table. Several runs come one below the other.
+
+    Examples:
+
+      batchnorm report batchnorm-race --out race.html
+
+      batchnorm report run.jsonl findings.json --open
+    """
+    check_page(out)
+    from batchnorm.report.load import load
+    from batchnorm.report.page import write_page
+
+    written = write_page(load(runs), out)
+    announce(written, open)
+
+
+def check_page(path: Path) -> None:
+    """Refuse a page that could not be written, before anything slow begins.
+
+    >>> check_page(Path("/"))
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: --out is /, a folder; name a file in it
+    """
+    if path.is_dir():
+        raise BatchNormError(f"--out is {path}, a folder", do="name a file in it")
+    check_folder(path.absolute().parent, path)
+
+
+def check_folder(folder: Path, named: Path | None = None) -> None:
+    """Refuse a folder that could not be made or written to; ``named`` is what the user gave.
+
+    >>> check_folder(Path("/dev/null/race"))
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: --out is /dev/null/race, but /dev/null cannot be written to; choose another place
+    """
+    whole = folder.absolute()
+    nearest = next(place for place in (whole, *whole.parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise BatchNormError(
+            f"--out is {named or folder}, but {nearest} cannot be written to", do="choose another place"
+        )
+
+
+def announce(page: Path, open: bool) -> None:
+    """Say where the page is, and open it if asked to.
+
+    >>> announce(Path("report.html"), open=False)
+    The page is report.html
+    """
+    typer.echo(f"The page is {page}")
+    if open:
+        import webbrowser
+
+        webbrowser.open(page.absolute().as_uri())

@@ -1,0 +1,56 @@
+"""What was logged of a run as a whole, over its steps: losses, accuracies, anything given to ``watch.log``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from batchnorm.records import RecordFile
+from batchnorm.report.embed import plotly_text, rounded
+from batchnorm.report.figures.palette import look_of
+from batchnorm.report.sections import Plot, Switch
+
+
+def draw(records: RecordFile) -> Plot | None:
+    """Draw one line for each quantity and stack; none if the player has them all already.
+
+    >>> draw(RecordFile("watch", {}, ())) is None
+    True
+    """
+    lines: dict[str, dict[int, float]] = {}
+    moving = any(m.quantity == "histogram" for m in records.measurements)
+    for m in records.measurements:
+        if m.setting.get("layer", "") or "step" not in m.setting or not m.samples:
+            continue
+        if moving and m.quantity in ("training loss", "validation accuracy"):
+            continue
+        name = ", ".join(str(part) for part in (m.setting.get("stack"), m.quantity) if part)
+        lines.setdefault(name, {})[int(m.setting["step"])] = m.samples[0]
+    if not lines:
+        return None
+    traces: list[dict[str, Any]] = []
+    switches = []
+    for number, (name, values) in enumerate(lines.items()):
+        colour, dash = look_of("", number)
+        steps = sorted(values)
+        switches.append(Switch(name, (number,), colour, dash))
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": plotly_text(name),
+                "x": steps,
+                "y": [rounded(values[step]) for step in steps],
+                "line": {"dash": dash, "width": 2},
+                "meta": {"colour": colour, "part": "line"},
+            }
+        )
+    return Plot(
+        "The run as a whole",
+        "What was logged besides the layers, over the steps.",
+        f"Line chart over training steps of {', '.join(lines)}.",
+        {
+            "data": traces,
+            "layout": {"xaxis": {"title": {"text": "training steps"}}, "hovermode": "x", "showlegend": False},
+        },
+        switches=tuple(switches),
+    )

@@ -1,0 +1,118 @@
+"""The page: sections in, one HTML file out that needs nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from batchnorm.files import write_atomically
+from batchnorm.report.embed import embedded, guarded, plotly_script
+from batchnorm.report.figures import figures_of
+from batchnorm.report.fit import fitting
+from batchnorm.report.load import Run
+from batchnorm.report.sections import Player, Plot, Section
+
+TITLES = {
+    "race": "The Batch Normalization race",
+    "watch": "The signal in a network",
+    "check": "What the doctor found",
+    "bench": "How fast is Batch Normalization",
+}
+
+
+def page(runs: Sequence[Run]) -> str:
+    """Draw runs as one page.
+
+    >>> from batchnorm.records import RecordFile
+    >>> text = page([Run("a </title>", RecordFile("calibrate", {}, (), machine={}))])
+    >>> text.startswith("<!doctype html>"), "a </title>" in text
+    (True, False)
+    """
+    parts = [(run, tuple(figures_of(run.records))) for run in fitting(runs)]
+    sections = [section for _, own in parts for section in own]
+    text: str = (
+        _templates()
+        .get_template("page.html.j2")
+        .render(
+            title=title_of(runs),
+            parts=_numbered(parts),
+            facts=[(run.name, facts(run)) for run in runs],
+            plotly=plotly_script() if any(isinstance(section, Plot) for section in sections) else "",
+            playing=any(isinstance(section, Player) for section in sections),
+        )
+    )
+    return text
+
+
+def write_page(runs: Sequence[Run], path: Path) -> Path:
+    """Write the page of some runs in one step.
+
+    >>> write_page([], Path("report.html"))  # doctest: +SKIP
+    PosixPath('report.html')
+    """
+    return write_atomically(path, page(runs))
+
+
+def title_of(runs: Sequence[Run]) -> str:
+    """Name the page after what it shows.
+
+    >>> from batchnorm.records import RecordFile
+    >>> title_of([Run("race", RecordFile("race", {}, ()))]), title_of([])
+    ('The Batch Normalization race', 'Batch Normalization: a report')
+    """
+    commands = list(dict.fromkeys(run.records.command for run in runs))
+    known = [TITLES[command] for command in commands if command in TITLES]
+    return known[0] if known and (len(commands) == 1 or commands[0] == "race") else "Batch Normalization: a report"
+
+
+def facts(run: Run) -> list[tuple[str, str]]:
+    """What the figures of a run were measured on and with.
+
+    >>> from batchnorm.records import RecordFile
+    >>> facts(Run("x", RecordFile("bench", {"threads": 2}, (), machine={"cores": 2})))
+    [('command', 'batchnorm bench'), ('cores', '2'), ('threads', '2')]
+    """
+    told = [("command", f"batchnorm {run.records.command}")]
+    told += [(str(key), str(value)) for key, value in run.records.machine.items()]
+    for key, value in run.records.configuration.items():
+        if isinstance(value, dict):
+            told += [(str(inner), _said(item)) for inner, item in value.items()]
+        elif not isinstance(value, (list, tuple)) or len(value) <= 8:
+            told.append((str(key), _said(value)))
+    return told
+
+
+def _said(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _numbered(parts: Sequence[tuple[Run, Sequence[Section]]]) -> list[tuple[Run, list[tuple[str, Section]]]]:
+    """Sections with the names by which the page's own links find them."""
+    number = 0
+    numbered = []
+    for run, sections in parts:
+        own = []
+        for section in sections:
+            number += 1
+            own.append((f"figure-{number}", section))
+        numbered.append((run, own))
+    return numbered
+
+
+@cache
+def _templates() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("batchnorm.report", "templates")
+    environment = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["embedded"] = embedded
+    environment.globals["source"] = lambda name: guarded(loader.get_source(environment, name)[0])
+    return environment

@@ -1,0 +1,148 @@
+"""The signal of two stacks: what is recorded is what the networks did, and BN in two parts is BN."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from typer.testing import CliRunner
+
+from batchnorm.cli import app
+from batchnorm.errors import BatchNormError
+from batchnorm.lab import signal
+from batchnorm.lab.data import digits
+from batchnorm.lab.signal import WITH, WITHOUT, Recipe
+from batchnorm.lab.train import batches
+from batchnorm.records import read
+
+SHORT = Recipe(steps=9, every=4)
+
+
+@pytest.fixture(scope="module")
+def records():
+    return signal.record(SHORT)
+
+
+def by_name(records):
+    return {(m.quantity, m.setting["stack"], m.setting["layer"], m.setting["step"]): m for m in records.measurements}
+
+
+def plain_training(normalised, recipe=SHORT):
+    """The same training with torch's own layers and no recorder: what each sigmoid was given, and the losses."""
+    data = digits.load()
+    images, labels = torch.from_numpy(data.train_images).flatten(1), torch.from_numpy(data.train_labels)
+    ours = signal.stack(recipe, normalised)
+    modules = []
+    for name, module in ours.named_children():
+        if name.startswith("normalise"):
+            modules.append(nn.BatchNorm1d(recipe.width))
+        elif not name.startswith("stretch"):
+            modules.append(module)
+    order, network = batches(recipe.seed, len(labels), recipe.batch_size), nn.Sequential(*modules)
+    given, losses = [], []
+    for _ in range(recipe.steps):
+        x, inputs = images[(chosen := next(order))], []
+        for module in network:
+            if isinstance(module, nn.Sigmoid):
+                inputs.append(x.detach())
+            x = module(x)
+        loss = F.cross_entropy(x, labels[chosen])
+        gradients = torch.autograd.grad(loss, list(network.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+                parameter -= recipe.rate * gradient
+        given.append(inputs)
+        losses.append(loss.item())
+    return given, losses
+
+
+@pytest.mark.parametrize(("stack", "normalised"), [(WITHOUT, False), (WITH, True)])
+def test_what_is_recorded_is_what_torch_computes(records, stack, normalised):
+    given, losses = plain_training(normalised)
+    found = by_name(records)
+    for step in (0, 4, 8):
+        assert found["training loss", stack, "", step].samples[0] == pytest.approx(losses[step], rel=1e-4)
+        for number, x in enumerate(given[step], start=1):
+            layer, values = f"layer {number}", x.double().numpy()
+            assert found["mean", stack, layer, step].samples[0] == pytest.approx(values.mean(), abs=1e-4)
+            assert found["variance", stack, layer, step].samples[0] == pytest.approx(values.var(), rel=1e-3)
+            flat = (np.abs(values) >= np.log(99)).mean()
+            assert found["saturation", stack, layer, step].samples[0] == pytest.approx(flat, abs=2 / values.size)
+            record = found["histogram", stack, layer, step]
+            counts, _ = np.histogram(values, bins=50, range=(-10, 10))
+            assert np.abs(np.array(record.samples) - counts).sum() <= 8  # rounding may move a value over an edge
+            assert sum(record.samples) + record.setting["under"] + record.setting["over"] == values.size
+
+
+def test_both_begin_alike():
+    plain, with_bn = signal.stack(SHORT, False), signal.stack(SHORT, True)
+    for number in (1, 2, 3, 4):
+        assert torch.equal(
+            plain.get_submodule(f"linear {number}").weight, with_bn.get_submodule(f"linear {number}").weight
+        )
+    assert torch.equal(plain.get_submodule("read-out").weight, with_bn.get_submodule("read-out").weight)
+    assert with_bn.get_submodule("linear 1").bias is None
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("xavier", (2 / 500) ** 0.5), ("he", (2 / 400) ** 0.5)])
+def test_weights_begin_as_wide_as_their_scheme_says(scheme, width):
+    layer = signal.linear(torch.Generator().manual_seed(0), 400, 100, scheme)
+    assert layer.weight.std().item() == pytest.approx(width, rel=0.02)
+    assert not layer.bias.any()
+
+
+def test_the_same_recipe_gives_the_same_records_and_leaves_the_random_numbers_alone(records):
+    state = torch.get_rng_state()
+    again = signal.record(SHORT)
+    assert torch.equal(state, torch.get_rng_state())
+    assert again.measurements == records.measurements
+    assert signal.record(Recipe(steps=1, seed=1)).measurements != records.measurements
+
+
+def test_progress_is_told():
+    told = []
+    signal.record(Recipe(steps=3), told.append)
+    assert told == [1, 2, 3, 4, 5, 6]
+
+
+def test_it_drifts_saturates_and_is_pulled_back():
+    """The default recipe shows what the page says: not in every run of any recipe, but in this one."""
+    found = by_name(signal.record(Recipe(steps=61, every=20)))
+    assert found["saturation", WITHOUT, "layer 4", 60].samples[0] > 0.9
+    assert found["mean", WITHOUT, "layer 4", 60].samples[0] < -5
+    assert found["saturation", WITH, "layer 4", 60].samples[0] < 0.1
+    assert found["validation accuracy", WITHOUT, "", 60].samples[0] < 0.2
+    assert found["validation accuracy", WITH, "", 60].samples[0] > 0.8
+    assert found["variance", WITH, "layer 4", 60].samples[0] > 1.5  # gamma stretched it again
+    assert found["gamma", WITH, "layer 4 normalised", 60].samples[2] > 1.5
+
+
+def test_the_demo_writes_its_records_and_its_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["watch-demo", "--steps", "5", "--every", "2", "--rate", "1", "--init", "he"])
+    assert done.exit_code == 0, done.output
+    assert "with BN: up to" in done.output
+    assert "The page is batchnorm-watch/report.html" in done.output
+    folder = tmp_path / "batchnorm-watch"
+    assert sorted(file.name for file in folder.iterdir()) == ["report.html", "signal.jsonl"]
+    there = read(folder / "signal.jsonl")
+    assert there.command == "watch"
+    assert (there.configuration["init"], there.configuration["rate"]) == ("he", 1)
+    again = signal.record(Recipe(init="he", rate=1.0, steps=5, every=2))
+    assert [m.samples for m in there.measurements] == [m.samples for m in again.measurements]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--init", "zeros"], "--init is 'zeros'; choose one of xavier, he, lecun, small-gaussian"),
+        (["--rate", "nan"], "--rate is nan; give a number above 0"),
+        (["--steps", "0"], "--steps is 0; give a whole number from 1 up"),
+        (["--every", "0"], "--every is 0; give a whole number from 1 up"),
+        (["--out", "/dev/null/x"], "--out is /dev/null/x, but /dev/null cannot be written to; choose another place"),
+    ],
+)
+def test_bad_input_gets_one_sentence(arguments, sentence):
+    error = CliRunner().invoke(app, ["watch-demo", *arguments]).exception
+    assert isinstance(error, BatchNormError)
+    assert str(error) == sentence
