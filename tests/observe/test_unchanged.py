@@ -133,5 +133,11 @@ def test_no_signal_is_kept_alive():
     model[0].register_forward_hook(lambda module, given, made: kept.append(weakref.ref(made)))
     with bn.watch(model, every=1):
         model(batches(1)[0][0])
+        model[0](batches(1)[0][0])
+        gc.collect()
+        assert [ref() for ref in kept] == [None, None]
+    kept.clear()
+    with bn.watch(model, every=1):
+        model[0](batches(1)[0][0])
         gc.collect()
         assert kept[0]() is None
