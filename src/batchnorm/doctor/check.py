@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from batchnorm.doctor.codes import chosen
 from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.rule import NEEDS
-from batchnorm.doctor.subject import BATCHES, Forward, Subject
+from batchnorm.doctor.subject import BATCHES, Forward, Subject, first_line
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import check_ready
 from batchnorm.preserve import untouched
@@ -49,11 +50,17 @@ def check(
     them calls this), ``purpose="export"`` that it is to be exported next. ``findings.skipped`` says which rules could
     not look, and what they lack. Rules that look on while training runs are in `batchnorm.monitor`.
     """
-    rules = chosen(tuple(select), tuple(ignore))
+    rules = chosen(select, ignore)
     if purpose not in PURPOSES:
         options = ", ".join(map(repr, PURPOSES))
         raise BatchNormError(f"the purpose is {purpose!r}", where="check", do=f"use one of {options}")
     if isinstance(model, nn.Module):
+        if isinstance(model, torch.jit.ScriptModule):
+            raise BatchNormError(
+                f"the model ({type(model).__name__}) is TorchScript, whose layers cannot be seen",
+                where="check",
+                do="give the model that it was made of",
+            )
         check_tree(model, "check")
         check_ready(model, "check")
         optimizers = tuple(check_optimizers(model, optimizer, "check"))
@@ -86,7 +93,23 @@ def check(
                     found += rule.look(subject)
         except Exception as error:
             failed[code] = f"{type(error).__name__}: {error}"
+    if failed and subject.model is not None:
+        _check_batches(subject)
     return Findings(found, skipped, failed, subject)
+
+
+def _check_batches(subject: Subject) -> None:
+    """Rules broke: if that is because the model does not take a batch, say that, for it is no fault of the rules."""
+    for number, batch in enumerate(subject.batches, 1):
+        with untouched(subject.net), torch.no_grad():
+            try:
+                subject.run_batch(subject.net.eval(), batch)
+            except Exception as error:
+                raise BatchNormError(
+                    f"the model raised {type(error).__name__} on batch {number} of the data: {first_line(error)}",
+                    where="check",
+                    do="data is an iterable of batches, (input, labels) or an input each; forward= says otherwise",
+                ) from error
 
 
 def check_tree(model: nn.Module, where: str) -> None:

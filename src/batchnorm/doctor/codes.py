@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 
 from batchnorm.doctor.rule import Rule
@@ -49,12 +50,13 @@ RULES: dict[str, Rule] = {
 }
 
 
-def chosen(select: tuple[str, ...] = (), ignore: tuple[str, ...] = ()) -> dict[str, Rule]:
+def chosen(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> dict[str, Rule]:
     """Return the rules that are selected and not ignored; ``BN2`` stands for all that begin so, names work too.
 
-    >>> list(chosen(select=("BN10", "stale-statistics"), ignore=("BN101",)))[-1]
+    >>> list(chosen(select=("BN10", "stale-statistics"), ignore="BN101"))[-1]
     'BN201'
     """
+    select, ignore = _words(select), _words(ignore)
     for word in (*select, *ignore):
         if not any(_fits(rule, word) for rule in RULES.values()):
             raise BatchNormError(
@@ -65,6 +67,15 @@ def chosen(select: tuple[str, ...] = (), ignore: tuple[str, ...] = ()) -> dict[s
         for code, rule in RULES.items()
         if (not select or any(_fits(rule, word) for word in select)) and not any(_fits(rule, word) for word in ignore)
     }
+
+
+def _words(given: Iterable[str]) -> tuple[str, ...]:
+    """A string is the rules that it names, as on the command line, not its letters.
+
+    >>> _words("BN101, BN2"), _words(["BN101"])
+    (('BN101', 'BN2'), ('BN101',))
+    """
+    return tuple(word.strip() for word in given.split(",")) if isinstance(given, str) else tuple(given)
 
 
 def _fits(rule: Rule, word: str) -> bool:

@@ -132,7 +132,7 @@ all that begin with BN2
     from batchnorm.doctor.codes import chosen
 
     try:
-        chosen(tuple(words))
+        chosen(words)
     except BatchNormError as error:
         raise BatchNormError(error.problem, where=where, do=error.do) from None
 

@@ -86,7 +86,7 @@ class Findings(Sequence[Finding]):
         """
         from batchnorm.doctor.codes import chosen  # which imports the rules, and they import this
 
-        codes = {pattern: chosen(tuple(words)) if words else {} for pattern, words in ignored.items()}
+        codes = {pattern: chosen(words) if words else {} for pattern, words in ignored.items()}
 
         def kept(finding: Finding) -> bool:
             return not any(finding.code in of and fnmatchcase(finding.path, pattern) for pattern, of in codes.items())

@@ -47,6 +47,13 @@ def fix(
     """
     subject = findings.subject if isinstance(findings, Findings) else None
     wanted = list(findings)
+    for one in wanted:
+        if not isinstance(one, Finding):
+            raise BatchNormError(
+                f"a finding is a {type(one).__name__}",
+                where="fix",
+                do="give what bn.check returned, or some of it: fix(model, check(model, example))",
+            )
     if optimizer is None and subject is not None and subject.model is model:
         optimizer = subject.optimizers
     optimizers = tuple(check_optimizers(model, optimizer, "fix"))

@@ -62,9 +62,13 @@ def monitor(
             )
     if every < 1:
         raise BatchNormError(f"every is {every}", where=_HERE, do="give a whole number from 1 up")
-    rules = chosen(tuple(select), tuple(ignore))
+    rules = chosen(select, ignore)
     watchers = {code: rule.watch() for code, rule in rules.items() if rule.watch is not None}
     optimizers = tuple(check_optimizers(whole, optimizer, _HERE))
+    if copies is not None and not isinstance(copies, Mapping):
+        raise BatchNormError(
+            f"copies is a {type(copies).__name__}", where=_HERE, do='give them by name: copies={"ema": averaged}'
+        )
     for name, copied in (copies or {}).items():
         if not isinstance(copied, nn.Module):
             raise BatchNormError(f"the copy {name!r} is a {type(copied).__name__}", where=_HERE, do="give nn.Modules")

@@ -174,7 +174,8 @@ class Run:
         """Take the labels of the batch that the model is about to see, for the rules that need them."""
         self.labels = labels
 
-    # ---- the hooks
+    def __repr__(self) -> str:
+        return f"<Run: {self.step} steps, {self.call} calls, {self.findings.counted()}>"
 
     def __enter__(self) -> Run:
         if self._state != "new":
@@ -359,7 +360,7 @@ class Run:
         if not self._new:
             return
         new, self._new = self._new, []
-        for code in dict.fromkeys(finding.code for finding in new if finding.code not in self._said):
+        for code in dict.fromkeys(f.code for f in new if f.code not in self._said):
             own = [finding for finding in new if finding.code == code]
             self._said.add(code)
             if self.warn:

@@ -147,7 +147,7 @@ class Subject:
                 raise
             except Exception as error:
                 raise BatchNormError(
-                    f"the model raised {type(error).__name__} on the example: {_first_line(error)}",
+                    f"the model raised {type(error).__name__} on the example: {first_line(error)}",
                     where="check",
                     do="give an example that the model accepts (example=, --input)",
                 ) from error
@@ -320,5 +320,10 @@ def _numbers(tensor: Tensor | None) -> Tensor | None:
 _TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Of a message that may be long.
+
+    >>> first_line(ValueError("so\\nand so"))
+    'so'
+    """
     return (str(error).strip().splitlines() or ["(no message)"])[0][:300]

@@ -81,7 +81,8 @@ def look(subject: Subject) -> Iterator[Finding]:
         )  # fmt: skip
     if alike:  # one sentence for a whole encoder that is called twice
         path, calls, off, ratio = alike[0]
-        more = f" (as are {len(alike) - 1} more layers)" if len(alike) > 1 else ""
+        rest = len(alike) - 1
+        more = f" (as {'are' if rest > 1 else 'is'} {rest} more layer{'s' if rest > 1 else ''})" if rest else ""
         yield RULE.found(
             path,
             f"it is called {calls} times in a pass{more}, on inputs that look alike here (means at most {off:.2g} "
