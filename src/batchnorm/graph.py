@@ -85,6 +85,23 @@ def trace(
     return recorder.graph
 
 
+def check_model(model: Any, where: str) -> None:
+    """Refuse what is no model.
+
+    >>> check_model(nn.Linear, "fuse")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: fuse: the model is the class Linear; call it, and give what it makes
+    """
+    if isinstance(model, type):
+        raise BatchNormError(
+            f"the model is the class {model.__name__}", where=where, do="call it, and give what it makes"
+        )
+    if not isinstance(model, nn.Module):
+        raise BatchNormError(
+            f"the model is a {type(model).__name__}", where=where, do="give an nn.Module as the first argument"
+        )
+
+
 def check_ready(model: nn.Module, where: str) -> None:
     """Refuse a model whose modules cannot be watched one by one: a compiled one, or one without its weights yet.
 
@@ -92,6 +109,7 @@ def check_ready(model: nn.Module, where: str) -> None:
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: trace: the model (LazyLinear) does not know its shapes yet; run it once first
     """
+    check_model(model, where)
     for path, module in model.named_modules():
         name = f"{path or 'the model'} ({type(module).__name__})"
         if any(is_lazy(t) for t in [*module._parameters.values(), *module._buffers.values()]):

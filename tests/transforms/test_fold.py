@@ -11,7 +11,7 @@ from torch import nn
 
 import batchnorm as bn
 from peer_models import QUICK, SUBJECTS, TRANSFORMERS_WITHOUT, subject
-from zoo import IMAGE, ZOO, ConvBN
+from zoo import IMAGE, ZOO, ConvBN, perturb
 
 # ---- whole networks
 
@@ -297,3 +297,31 @@ def test_what_was_frozen_stays_frozen_and_layouts_stay():
     assert not folded[0].bias.requires_grad
     assert folded[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert folded[0].bias.dtype == torch.float32
+
+
+def test_a_layer_with_an_activation_inside_folds_after_a_conversion():
+    class Activated(nn.BatchNorm2d):
+        def __init__(self, channels):
+            super().__init__(channels)
+            self.act = nn.SiLU()
+
+        def forward(self, x):
+            return self.act(super().forward(x))
+
+    torch.manual_seed(0)
+    model = perturb(nn.Sequential(nn.Conv2d(3, 4, 3), Activated(4))).eval()
+    x = torch.randn(2, 3, 6, 6)
+    for brick in ("ghost", "sync"):
+        converted, _ = bn.convert(model, brick, example=x)
+        folded, report = bn.fold(converted, x)
+        assert torch.allclose(folded(x), model(x), atol=1e-5)
+        assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in folded.modules()), report
+
+
+@pytest.mark.parametrize(
+    "thing", [nn.BatchNorm2d, {"weight": torch.ones(1)}, torch.ones(1)], ids=["class", "dict", "tensor"]
+)
+def test_what_is_no_model_is_said_so(thing):
+    for verb in (bn.fold, bn.trace):
+        with pytest.raises(bn.BatchNormError, match="the model is"):
+            verb(thing, torch.randn(2, 3, 6, 6))

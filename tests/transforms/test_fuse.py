@@ -441,3 +441,50 @@ def test_compiles():
     x = images(torch.float32)
     compiled = torch.compile(copy.deepcopy(fused), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), fused(x))
+
+
+class Annotated(nn.Module):
+    """As torchvision writes its blocks: annotated, one activation for all, and its input added at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.relu(self.bn(self.conv(x)))
+        return self.relu(self.bn2(self.conv2(out)) + x) if hasattr(self, "bn2") else out
+
+
+class LaterResidual(nn.Module):
+    """What one fused layer makes is what another one adds."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(h)) + h)
+
+
+@pytest.mark.parametrize("model", [Annotated, LaterResidual])
+def test_annotated_code_and_later_residuals(model):
+    torch.manual_seed(0)
+    net = model().train()
+    x = torch.randn(4, 3 if model is LaterResidual else 4, 6, 6)
+    fused, report = bn.fuse(net, x)
+    norms = [m for m in fused.modules() if isinstance(m, bn.BatchNorm2d)]
+    assert [norm.activation for norm in norms] == ["relu"] * len(norms)
+    assert torch.allclose(fused(x), net(x), atol=1e-5)
+    assert report.gradients is not None
+
+
+def test_the_blocks_of_torchvision():
+    from peer_models import subject
+
+    model, x = subject("vision", "resnet18")
+    fused, report = bn.fuse(model, x[:, :, :64, :64].repeat(2, 1, 1, 1))
+    assert sum(isinstance(m, bn.BatchNorm2d) and m.activation == "relu" for m in fused.modules()) == 17
+    assert report.certificate.relative < 1e-4

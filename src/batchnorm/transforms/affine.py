@@ -160,7 +160,7 @@ def finish_of(norm: Any) -> nn.Module | None:
     Whether it is so is measured, in float64, on random numbers: nobody reads the class's source.
     """
     children = dict(norm.named_children())
-    if not children or "forward" in vars(norm) or isinstance(norm, _Fast):
+    if not children or "forward" in vars(norm):
         return None
     return nn.Sequential(OrderedDict(children)) if _is_affine(norm) else None
 

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from batchnorm.checkpoints import replacing
 from batchnorm.errors import BatchNormError, NotEquivalent
-from batchnorm.graph import call_with
+from batchnorm.graph import call_with, check_model
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.records import Report
 from batchnorm.specs import called
 from batchnorm.transforms.affine import is_norm
 from batchnorm.transforms.fold import fold
-from batchnorm.transforms.follow import check_model
 from batchnorm.transforms.verify import TOLERANCE, difference
 
 

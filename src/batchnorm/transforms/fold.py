@@ -327,7 +327,7 @@ class _Folding:
         """What is left of a layer whose scale and shift went elsewhere."""
         rest: nn.Module | None = None
         if finishes(norm, self.graph.of(norm)):
-            if isinstance(norm, _Fast):
+            if isinstance(norm, _Fast) and not list(norm.children()):
                 rest = Finished(activation=norm.activation, negative_slope=norm.negative_slope)
             else:
                 rest = finish_of(norm)

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from batchnorm.errors import BatchNormError
+from batchnorm.graph import check_model
 
 Optimizers = Optimizer | Iterable[Optimizer] | None
 
@@ -22,23 +23,6 @@ def check_optimizers(model: nn.Module, optimizer: Optimizers, where: str) -> tup
     ()
     """
     return several(optimizer, model, where)
-
-
-def check_model(model: Any, where: str) -> None:
-    """Refuse what is no model.
-
-    >>> check_model(nn.Linear, "fuse")
-    Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: fuse: the model is the class Linear; call it, and give what it makes
-    """
-    if isinstance(model, type):
-        raise BatchNormError(
-            f"the model is the class {model.__name__}", where=where, do="call it, and give what it makes"
-        )
-    if not isinstance(model, nn.Module):
-        raise BatchNormError(
-            f"the model is a {type(model).__name__}", where=where, do="give an nn.Module as the first argument"
-        )
 
 
 def check_shapes(model: nn.Module, where: str) -> None:

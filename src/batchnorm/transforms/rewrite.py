@@ -115,7 +115,7 @@ def rewrite(
     if not fused:
         return None, {}, left
     for graph, matches in zip(graphs, found, strict=True):
-        for match in matches.values():
+        for match in reversed(matches.values()):
             if match.norm.target in fused:
                 _replace(graph, match)
         graph.lint()
@@ -296,7 +296,7 @@ def _recipe(block: nn.Module, graphs: list[fx.Graph], fixed: Mapping[str, Any]) 
     for graph in graphs:
         code = graph.python_code("self")
         sources.append(code.src)
-        used = set(compile(code.src, "<fused>", "exec").co_consts[0].co_names)
+        used = set(next(c for c in compile(code.src, "<fused>", "exec").co_consts if hasattr(c, "co_names")).co_names)
         used |= set(compile(code.src, "<fused>", "exec").co_names)
         names.append({k: _Named(v.__name__) if isinstance(v, ModuleType) else v
                       for k, v in code.globals.items() if k in used})  # fmt: skip
