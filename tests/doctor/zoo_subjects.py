@@ -4,6 +4,7 @@ Whatever the doctor finds in them is either true or a false alarm; errors and wa
 these networks are wrong.
 """
 
+import contextlib
 import warnings
 
 import torch
@@ -20,6 +21,7 @@ TRUE = {
     ("segmentation", "deeplabv3_mobilenet_v3_large"): {"BN112"},
     ("transformers", "mobilenet_v1"): {"BN104"},
     ("transformers", "mobilenet_v2"): {"BN104"},
+    ("transformers", "mobilenet_v2_segmentation"): {"BN104"},
     ("transformers", "efficientnet"): {"BN104"},
 }
 WHY = {
@@ -29,12 +31,11 @@ WHY = {
     "BN112": "DeepLabV3's head has a dropout of one half before the convolution that its last BN layer follows: the "
     "variance that the layer learns in training is not that of evaluation (Li et al. 2019). The factor is measured "
     "here, with random weights; trained ones may make it smaller.",
-    "BN113": "With random weights some channels after a ReLU are zero for nearly all inputs, and an identity branch "
-    "normalises them: true of these weights, and nothing that the architecture is to blame for.",
-    "BN502": "Two kinds. Some layers cannot be folded: the network normalises before it convolves (pre-activation), or "
-    "joins, sums or branches before it normalises, so that no linear layer beside them could take them in. Others "
-    "have an activation inside (timm's BatchNormAct2d), which torch's own fuse functions lose, and `bn.fold` keeps. "
-    "Properties of the architecture, and said so that nobody looks for a fold that cannot be, or trusts a wrong one.",
+    "BN113": "With random weights some channels are nearly constant for these inputs (behind a ReLU that is off, or a "
+    "depthwise filter of small weights): true of these weights, and nothing that the architecture is to blame for.",
+    "BN502": "The network normalises before it convolves (pre-activation), or joins, sums or branches before it "
+    "normalises, or pads what BN made: no linear layer beside could take these layers in. A property of the "
+    "architecture, said so that nobody looks for a fold that cannot be.",
     "BN104": "The configuration has TensorFlow's momentum, the weight of the old value, as torch's, the weight of the "
     "new one: training would give running statistics of the last batch. Inference with the published weights is not "
     "affected (huggingface/transformers#19454).",
@@ -54,7 +55,8 @@ def made(family, name):
     batches = [torch.randn(batch, *sides) for _ in range(BATCHES)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the models' own libraries
-        model, _ = bn.calibrate(model.eval(), batches, progress=False)
+        with contextlib.suppress(bn.BatchNormError):  # all of its BN layers are frozen, as DETR's
+            model, _ = bn.calibrate(model.eval(), batches, progress=False)
     return model, batches
 
 
