@@ -9,13 +9,16 @@ from batchnorm.errors import BatchNormError
 LIGHTNING = ("lightning.pytorch.callbacks", "pytorch_lightning.callbacks")
 
 
-def lightning_callback(name: str, events: type, module: str, doc: str | None) -> type:
+def lightning_callback(
+    name: str, events: type, module: str, doc: str | None, homes: tuple[str, ...] = LIGHTNING
+) -> type:
     """Make a callback of Lightning from a class that has its events, in whichever of its two packages is there.
 
-    >>> lightning_callback("Monitor", Events, __name__, __doc__)  # doctest: +SKIP
-    <class 'batchnorm.doctor.lightning.Monitor'>
+    >>> lightning_callback("Watch", object, "observe.lightning", "Watches.", homes=("no_such_package.callbacks",))
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: observe.lightning: Lightning is not installed; pip install 'batchnorm[lightning]'
     """
-    for home in LIGHTNING:
+    for home in homes:
         try:
             callback = import_module(home).Callback
         except ModuleNotFoundError as error:
