@@ -1,9 +1,12 @@
 """A full training step (forward, backward, SGD) of whole networks: stock torch beside batchnorm.accelerate.
 
     python benchmarks/model.py [--steps 15] [--compile] [--json model.json]
+    python benchmarks/model.py --infer [--steps 50] [--batch 1]
 
-All contenders take turns in one process; the figures are lower quartiles of the times, and medians of the ratios of
-neighbouring steps with their quartiles.
+With ``--infer`` it is inference instead: as the model was, compiled, folded by torch.fx and by batchnorm.fold, and the
+folded one in onnxruntime and openvino where they are installed. All contenders take turns in one process; the figures
+are lower quartiles of the times (of inference: medians with quartiles), and medians of the ratios of neighbouring steps
+with their quartiles.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import torch.nn.functional as F
 import batchnorm as bn
 from batchnorm.records import RecordFile
 from batchnorm.transforms.accelerate import in_layout, measure
+from inference import infer
 from networks import MobileNetV2, ResNet18
 
 SUBJECTS = {
@@ -42,11 +46,20 @@ def main():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="", help="part of a subject's name")
+    parser.add_argument("--infer", action="store_true", help="inference in place of training")
     parser.add_argument("--compile", action="store_true", help="torch.compile of the stock model too")
     parser.add_argument("--json", help="write the samples here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(bn.kernels.describe())
+    ways = options.only, options.batch, options.threads, options.steps
+    records = infer(*ways) if options.infer else train(options)
+    if options.json:
+        RecordFile("model", vars(options), tuple(records)).write(options.json)
+
+
+def train(options):
+    """Time training steps and print them; return the samples."""
     records = []
     for name, (kind, size, layout) in SUBJECTS.items():
         if options.only not in name:
@@ -77,8 +90,7 @@ def main():
                 f"{found.quantile(0.25) / ours.quantile(0.25):.2f}x (pairs: {middle:.2f}, {low:.2f} to {high:.2f})"
             )
             records.append(type(found)("time", {"subject": name, **found.setting}, found.samples, "s"))
-    if options.json:
-        RecordFile("model", vars(options), tuple(records)).write(options.json)
+    return records
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A ResNet-18 for small images and a MobileNetV2, as people write them: stock layers, plain code."""
+"""A ResNet-18 for small images, the same with BN first, and a MobileNetV2, as people write them: plain code."""
 
 from torch import nn
 
@@ -47,6 +47,42 @@ class ResNet18(nn.Module):
     def forward(self, x):
         x = self.relu(self.bn1(self.conv1(x)))
         return self.fc(self.pool(self.stages(x)).flatten(1))
+
+
+class PreActivationBlock(nn.Module):
+    """BN and ReLU stand before the convolutions: what the first BN reads is added at the end, so it cannot go."""
+
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(inputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut = None
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x):
+        out = self.relu(self.bn1(x))
+        identity = x if self.shortcut is None else self.shortcut(out)
+        return self.conv2(self.relu(self.bn2(self.conv1(out)))) + identity
+
+
+class PreActResNet18(nn.Module):
+    def __init__(self, classes=10, width=64):
+        super().__init__()
+        layers, inputs = [nn.Conv2d(3, width, 3, 1, 1, bias=False)], width
+        for index in range(4):
+            outputs = width << index
+            layers += [PreActivationBlock(inputs, outputs, 1 if index == 0 else 2)]
+            layers += [PreActivationBlock(outputs, outputs, 1)]
+            inputs = outputs
+        self.features = nn.Sequential(*layers, nn.BatchNorm2d(inputs), nn.ReLU(inplace=True))
+        self.fc = nn.Linear(inputs, classes)
+
+    def forward(self, x):
+        return self.fc(self.features(x).mean((2, 3)))
 
 
 def conv_bn_relu6(inputs, outputs, kernel=3, stride=1, groups=1):

@@ -400,3 +400,32 @@ def test_a_compiled_model_is_refused():
 def test_a_model_without_its_shapes_is_refused():
     with pytest.raises(bn.BatchNormError, match=r"1 \(LazyBatchNorm1d\) does not know its shapes yet"):
         bn.trace(nn.Sequential(nn.Linear(3, 3), nn.LazyBatchNorm1d()), torch.randn(2, 3))
+
+
+def test_plain_arguments_are_noted():
+    graph = bn.trace(Run(lambda m, x: F.avg_pool1d(x.mean(dim=[-1], keepdim=True).squeeze(3), 1, padding=0)), X)
+    mean, squeeze, pool = graph.calls
+    assert dict(mean.options) == {"dim": [-1], "keepdim": True}
+    assert dict(squeeze.options) == {"1": 3}
+    assert dict(pool.options) == {"1": 1, "padding": 0}
+
+
+def test_values_whose_sizes_were_asked_for():
+    def forward(m, x):
+        a, b, c = x + 1, x + 2, x + 3
+        assert a.shape == b.stride() or b.size(0)
+        assert c.dtype is not None
+        return m.part(a + b + c)
+
+    graph = bn.trace(Run(forward, part=nn.BatchNorm2d(3)), X)  # which looks at its input's shape, unseen
+    assert graph.measured == {graph.calls[0].outputs[0], graph.calls[1].outputs[0]}
+
+
+def test_giving_back_the_second_argument_is_not_passing():
+    class Second(nn.Module):
+        def forward(self, a, b):
+            return b
+
+    for order, passes in ((lambda m, x: m.part(x, x + 1), False), (lambda m, x: m.part(x, x), True)):
+        graph = bn.trace(Run(order, part=Second()), X, opaque=lambda module: isinstance(module, Second))
+        assert graph.calls[-1].passes is passes

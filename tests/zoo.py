@@ -19,7 +19,7 @@ def perturb(model, seed=0):
 
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) or "running_var" in module._buffers:
                 if module.running_mean is not None:
                     module.running_mean.copy_(uniform(module.running_mean, -0.6, 0.6))
                     module.running_var.copy_(uniform(module.running_var, 0.3, 2.0))
@@ -268,8 +268,9 @@ ZOO = {
                               IMAGE, 4, 2),
     "mobilenet-v2": Subject(lambda: head(nn.Sequential(ConvBN(3, 4, 3, nn.ReLU6), Inverted(4, 4, 1, 3),
                                                        Inverted(4, 6, 2, 3)), 6), IMAGE, 7, 7),
+    # what is joined is read by others, too; the last BN goes past the pooling into the linear layer
     "densenet": Subject(lambda: head(nn.Sequential(ConvBN(3, 4, 3), Dense(4, 3, 3), nn.BatchNorm2d(13)), 13),
-                        IMAGE, 8, 4),
+                        IMAGE, 8, 5),
     "inception": Subject(lambda: head(nn.Sequential(Inception(3), Inception(18)), 18), IMAGE, 12, 12),
     "shufflenet": Subject(lambda: head(nn.Sequential(ConvBN(3, 8, 3), Shuffle(8), Shuffle(8)), 8), IMAGE, 7, 7),
     "unet": Subject(UNet, IMAGE, 6, 6),

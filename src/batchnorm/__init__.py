@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchnorm import functional, kernels, reference
+    from batchnorm import functional, kernels, probe, reference, testing
     from batchnorm.conventions import from_flax, from_keras, to_flax, to_keras
     from batchnorm.distributed.shuffle import shuffled
     from batchnorm.doctor.check import check
@@ -108,7 +108,9 @@ _HOME = {
     "recipe": "transforms.recipe",
     "functional": "",
     "kernels": "",
+    "probe": "",
     "reference": "",
+    "testing": "",
 }
 
 __all__ = [
@@ -155,9 +157,11 @@ __all__ = [
     "monitor",
     "no_update",
     "param_groups",
+    "probe",
     "recipe",
     "reference",
     "shuffled",
+    "testing",
     "to_flax",
     "to_keras",
     "trace",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import typer
 
 from batchnorm.bench.command import bench
+from batchnorm.doctor.command import check
+from batchnorm.doctor.explain import explain, rules
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.command import race
 from batchnorm.lab.demo import watch_demo
@@ -13,12 +15,12 @@ from batchnorm.transforms.command import calibrate, fold
 
 app = typer.Typer(
     name="batchnorm",
-    help="Batch Normalization for PyTorch: see what it buys, transform networks that have it, and make it fast.",
+    help="Batch Normalization for PyTorch: see what it buys, check and transform networks with it, make it fast.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (race, watch_demo, report, calibrate, fold, bench):
+for command in (race, watch_demo, report, check, explain, rules, calibrate, fold, bench):
     app.command()(command)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,7 +37,9 @@ class Call:
     outputs: tuple[int, ...]
     # Of the arguments that are tensors: their position ("0", "1") or name, and the value.
     arguments: Mapping[str, int] = field(default_factory=dict)
-    passes: bool = False  # it gave back the very tensor that it was given, and did not write to it
+    passes: bool = False  # it gave back the very tensor that it was given first, and did not write to it
+    # Of the arguments that are numbers, words, or lists of those: their position or name, and the value.
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         what = f"{self.name or 'the model'} ({type(self.target).__name__})" if self.kind == "module" else self.name
@@ -64,6 +66,7 @@ class Graph:
     unused: tuple[str, ...] = ()  # modules that have no submodules and were not called
     modules: dict[str, nn.Module] = field(default_factory=dict, repr=False)  # by path; a shared one has several
     times: dict[str, int] = field(default_factory=dict)  # of every module's path: how often it was called
+    measured: set[int] = field(default_factory=set)  # values whose sizes or strides the model's own code asked for
     _index: _Index | None = field(default=None, repr=False, compare=False)
 
     def producer(self, value: int) -> Call | None:
@@ -122,6 +125,18 @@ class Graph:
         False
         """
         return value in self.outputs
+
+    def retarget(self, call: Call, target: nn.Module, name: str) -> None:
+        """Say that a call is now one of another module: a layer was exchanged for another.
+
+        >>> from batchnorm import trace
+        >>> graph, tanh = trace(nn.Sequential(nn.ReLU()), torch.randn(2)), nn.Tanh()
+        >>> graph.retarget(graph.of("0")[0], tanh, "0")
+        >>> len(graph.of(tanh))
+        1
+        """
+        self.calls[call.index] = replace(call, target=target, name=name)
+        self._index = None
 
     def _indexed(self) -> _Index:
         if self._index is None or self._index.of is not self.calls or self._index.size != len(self.calls):

@@ -38,6 +38,8 @@ _LOOKS = frozenset(
 )  # fmt: skip
 
 
+# Of those, what a layer in the tensor's way may change.
+_SIZES = frozenset({"shape", "size", "numel", "nelement", "stride", "is_contiguous"})
 # These look at the shape of their other argument, or of their only one, and not at its numbers.
 _AS = frozenset({"reshape_as", "view_as", "expand_as", "type_as"})
 _LIKES = frozenset(
@@ -208,11 +210,12 @@ class _Recorder(TorchFunctionMode):
         made = {id(t): t for t in results}
         for tensor in written:  # every tensor in that memory has new contents
             made.update({id(t): t for t in self.sharing.get(_memory(tensor), ())})
-        passes = not written and len(results) == 1 and any(results[0] is t for t in given)
+        passes = not written and len(results) == 1 and bool(given) and results[0] is given[0]
         index = len(self.graph.calls)
         outputs = tuple(self._value(t, index, "call") for t in made.values())
         scope = self.scopes[-1] if self.scopes else ""
-        call = Call(index, kind, name, target, scope, tuple(read), outputs, arguments, passes)
+        options = {slot: a for slot, a in slots.items() if _is_option(a)}
+        call = Call(index, kind, name, target, scope, tuple(read), outputs, arguments, passes, options)
         self.graph.calls.append(call)
 
     # ---- modules
@@ -242,16 +245,34 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
         if self.entered or name in _LOOKS:
+            if name in _SIZES:
+                self._note_measured(args)
             return func(*args, **kwargs)
         before = {} if name in _LIKES else _versions(args[:1], {}) if name in _AS else _versions(args, kwargs)
         result = func(*args, **kwargs)
         if name == "__get__":  # an attribute: x.T is a call, x.shape is a look
-            if not tensors_in(result):
-                return result
             name = getattr(getattr(func, "__self__", None), "__name__", name)
+            if not tensors_in(result):
+                if name in _SIZES:
+                    self._note_measured(args)
+                return result
         if before or tensors_in(result):
             self._record("function", plain(name), func, args, kwargs, before, result)
         return result
+
+    def _note_measured(self, args: tuple[Any, ...]) -> None:
+        if not self.entered:
+            self.graph.measured.update(self.known[id(t)] for t in args if id(t) in self.known)
+
+
+def _is_option(thing: Any) -> bool:
+    """Whether an argument is a number, a word or nothing, or a few of them."""
+    if isinstance(thing, (tuple, list)):
+        return len(thing) <= 8 and all(isinstance(item, _OPTION) for item in thing)
+    return isinstance(thing, _OPTION)
+
+
+_OPTION = (type(None), bool, int, float, str)
 
 
 def _memory(tensor: Tensor) -> int:

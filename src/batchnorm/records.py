@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Iterable, Mapping
@@ -129,6 +130,10 @@ class Certificate:
 
     >>> print(Certificate(1.5e-6, 3e-7, 1e-4, 3))
     outputs differ by at most 1.5e-06 (3e-07 of the largest) on 3 inputs; allowed: 0.0001 of the largest
+    >>> print(Certificate(1.5, 0.3, math.inf, 3))
+    outputs differ by at most 1.5 (0.3 of the largest) on 3 inputs; they are not expected to be equal
+
+    ``tolerance`` is infinite where a change cannot keep the function: then the difference is measured, not limited.
     """
 
     absolute: float
@@ -140,8 +145,18 @@ class Certificate:
     def __str__(self) -> str:
         return (
             f"{self.what} differ by at most {self.absolute:.2g} ({self.relative:.2g} of the largest) on {self.inputs} "
-            f"input{'' if self.inputs == 1 else 's'}; allowed: {self.tolerance:g} of the largest"
+            f"input{'' if self.inputs == 1 else 's'}; "
+            + (f"allowed: {self.tolerance:g} of the largest" if self.kept else "they are not expected to be equal")
         )
+
+    @property
+    def kept(self) -> bool:
+        """Whether the change was to keep the function, and so was held to a tolerance.
+
+        >>> Certificate(0.0, 0.0, 1e-4, 3).kept
+        True
+        """
+        return self.tolerance != math.inf
 
 
 SEVERITIES = ("error", "warning", "advice")

@@ -188,3 +188,35 @@ def test_the_command_is_there_without_torch():
 def test_the_path_in_use_is_one_sentence():
     assert contenders.describe_path()
     assert "\n" not in contenders.describe_path()
+
+
+def test_the_cost_of_the_monitor(bench, tmp_path, monkeypatch):
+    import batchnorm.bench.monitoring as monitoring
+
+    def small():
+        return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(),
+                                   torch.nn.Linear(144, 10))  # fmt: skip
+
+    measure = monitoring.measure_monitor
+    monkeypatch.setattr(monitoring, "measure_monitor", lambda rounds: measure(rounds, make=small, batch=(4, 3, 8, 8)))
+    out = tmp_path / "monitor.json"
+    result = bench("--monitor", "--rounds", "4", "--threads", "1", "--json", str(out))
+    assert result.exit_code == 0, result.output
+    assert "in 4 alternating pairs of steps" in result.output
+    assert "together: " in result.output
+    record = RecordFile.from_json(out.read_text())
+    assert record.configuration["every"] == 50
+    assert [(m.setting["step"], len(m.samples)) for m in record.measurements] == [
+        ("plain", 4), ("monitored", 4), ("plain beside looking", 1), ("looked at", 1),
+    ]  # fmt: skip
+
+
+def test_only_the_steps_that_should_are_looked_at(monkeypatch):
+    import batchnorm.bench.monitoring as monitoring
+    from batchnorm.doctor.run import Run
+
+    looked = []
+    returned = Run._returned
+    monkeypatch.setattr(Run, "_returned", lambda run, *what: (looked.append(run.looking), returned(run, *what))[1])
+    monitoring.measure_monitor(60, make=lambda: torch.nn.Linear(2, 2), batch=(4, 2), looks=3)
+    assert looked == [False] * 63 + [True] * 3

@@ -12,7 +12,7 @@ import batchnorm as bn
 from batchnorm.layers.channel_norms import BatchNorm
 from batchnorm.layers.recurrent_norm import StepBatchNorm
 from batchnorm.layers.sync import Synchronised
-from batchnorm.transforms.convert import synchronised
+from batchnorm.transforms.synchronise import synchronised
 
 
 @pytest.fixture(autouse=True)
@@ -198,7 +198,7 @@ def test_the_class_is_made_once():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("ghost",), "there is no conversion to 'ghost'"),
+        (("gost",), "there is no norm 'gost'; did you mean 'ghost'"),
         (("sync", "group"), "process_group is 'group'"),
         (("batch", "group"), "plain layers have no process_group"),
     ],

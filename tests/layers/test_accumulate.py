@@ -281,3 +281,20 @@ def test_the_rest_of_the_family(cls, path):
     whole(x)
     torch.testing.assert_close(layer.running_mean, whole.running_mean, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(layer.running_var, whole.running_var, rtol=1e-5, atol=1e-6)
+
+
+def test_a_forward_that_takes_whatever_it_is_given():
+    """So does a class with a forward of its own once `convert` has synchronised it."""
+
+    class Doubled(nn.BatchNorm1d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    layer, _ = bn.convert(Doubled(3, momentum=1.0), "sync")
+    x = torch.randn(8, 3)
+    with bn.accumulate(layer):
+        layer(x[:4])
+        layer(x=x[4:])
+    torch.testing.assert_close(layer.running_mean, x.mean(0))
+    model, _ = bn.calibrate(nn.Sequential(layer), [x + 1])
+    torch.testing.assert_close(model[0].running_mean, x.mean(0) + 1)

@@ -65,6 +65,11 @@ def test_the_terminal_view(name):
     assert shown(CASES[name]) == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
 
 
+def test_records_may_come_in_any_order():
+    records = tuple(sorted(one_stack(""), key=lambda m: -m.setting["step"]))
+    assert shown(RecordFile("watch", {}, records)) == shown(CASES["one"])
+
+
 def test_show_prints(capsys):
     with bn.watch(torch.nn.Linear(2, 1)) as seen:
         seen.log("training loss", 0.5)

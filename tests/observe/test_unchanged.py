@@ -94,8 +94,9 @@ def test_after_an_exception_nothing_is_left(where, tmp_path):
         def backward(ctx, gradient):
             raise KeyboardInterrupt
 
-    model = stack().eval()
-    model[0].train()
+    model = stack()
+    model[1].eval()
+    model[4].eval()
     model[1].register_forward_hook(lambda *_: None)
     optimizer = sgd(model)
     modes, hooks, own = [m.training for m in model.modules()], hooks_of(model), copy.deepcopy(model.state_dict())
@@ -105,6 +106,7 @@ def test_after_an_exception_nothing_is_left(where, tmp_path):
             raise KeyboardInterrupt
         Fails.apply(model(x)).sum().backward()
     assert not seen.running
+    assert len(seen.records.measurements) == (0 if where == "in the loop" else 28)
     assert hooks_of(model) == hooks
     assert [m.training for m in model.modules()] == modes
     assert equal(own, model.state_dict())
@@ -131,5 +133,11 @@ def test_no_signal_is_kept_alive():
     model[0].register_forward_hook(lambda module, given, made: kept.append(weakref.ref(made)))
     with bn.watch(model, every=1):
         model(batches(1)[0][0])
+        model[0](batches(1)[0][0])
+        gc.collect()
+        assert [ref() for ref in kept] == [None, None]
+    kept.clear()
+    with bn.watch(model, every=1):
+        model[0](batches(1)[0][0])
         gc.collect()
         assert kept[0]() is None

@@ -1,6 +1,7 @@
 """What is recorded, where, when, and under which name."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -245,6 +246,19 @@ def test_recomputed_layers_are_seen_once():
     assert [m.setting["layer"] for m in of(seen.records, "saturation")] == ["net.2", "net.5"] * 2
 
 
+def test_parts_that_are_called_by_themselves():
+    model = nn.ModuleDict({"encoder": stack(), "unused": nn.Linear(1, 1)})
+    optimizer = sgd(model)
+    with bn.watch(model, every=1) as seen:
+        for x, y in batches(2):
+            with torch.no_grad():
+                model["encoder"](x)
+            optimizer.zero_grad()
+            F.cross_entropy(checkpoint(model["encoder"], x, use_reentrant=False), y).backward()
+            optimizer.step()
+    assert [m.setting["layer"] for m in of(seen.records, "saturation")] == ["encoder.2", "encoder.5"] * 2
+
+
 def test_a_call_that_raised_may_be_tried_again():
     class Failing(nn.Module):
         def __init__(self):
@@ -260,10 +274,25 @@ def test_a_call_that_raised_may_be_tried_again():
     model = Failing()
     with bn.watch(model, every=1, quantities="mean") as seen:
         with pytest.raises(RuntimeError, match="out of memory"):
-            model(batches(1)[0][0])
+            model(100 * batches(1)[0][0])
         model.fails = False
+        expected = model.net[0](batches(1)[0][0]).mean().item()
         train(model, sgd(model), batches(1))
     assert layers_of(seen) == ["net.1", "net.2", "net.4", "net.5", "net.6"]
+    assert of(seen.records, "mean", "net.1")[0].samples[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_replicas_are_not_seen():
+    model = nn.Linear(6, 3)
+    with bn.watch(model, every=1) as seen:
+        replica = model._replicate_for_data_parallel()
+        replica.weight, replica.bias = (p.detach().clone().requires_grad_() for p in model.parameters())
+        replica(100 * batches(1)[0][0])
+        for x, _ in batches(2):
+            model(x)
+        seen.step()
+    assert [m.setting["layer"] for m in of(seen.records, "mean")] == ["Linear"]
+    assert of(seen.records, "percentiles")[0].samples[2] < 5
 
 
 def test_a_run_goes_on_from_where_it_was():
@@ -448,3 +477,9 @@ def test_a_watch_begins_once():
     with pytest.raises(bn.BatchNormError, match="has begun before"):
         seen.__enter__()
     assert not seen.running
+
+
+def test_the_guide_names_every_quantity():
+    guide = Path(__file__).parents[2] / "docs" / "understand.md"
+    rows = [line.split("|")[1] for line in guide.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    assert {name.strip() for row in rows[1:] for name in row.split(",")} == set(QUANTITIES)

@@ -1,13 +1,18 @@
 """What the tests of ``fold`` share: models of one function, and a comparison by means of their own."""
 
 import warnings
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import batchnorm as bn
+from batchnorm.graph import call_with
+from batchnorm.nested import tensors_in
 from batchnorm.transforms.affine import is_norm
+from batchnorm.transforms.verify import difference
+from peer_models import subject
 from zoo import perturb
 
 
@@ -51,6 +56,42 @@ def folded_by_fx(model):
     functions = sum(node.op == "call_function" and node.target is F.batch_norm for node in fused.graph.nodes)
     plain = [sum(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in each.modules()) for each in (model, fused)]
     return plain[0] - plain[1] - functions
+
+
+@dataclass(frozen=True)
+class Row:
+    """How one architecture folds: by us and by torch.fx, and how far off the outputs are."""
+
+    family: str
+    name: str
+    norms: int
+    folded: int
+    by_fx: int | None  # None: it cannot trace the model
+    float32: float  # the largest relative error
+    float64: float
+    left: dict
+
+
+def measured(family, name):
+    """Fold a peer's model with perturbed statistics, in both types; the error is of inputs that fold did not see."""
+    torch.manual_seed(0)
+    model, x = subject(family, name)
+    perturb(model)
+    forward = (lambda m, x: m.backbone(x)) if family == "detection" else call_with
+    errors, reports = [], []
+    for dtype in (torch.float32, torch.float64):
+        model = model.to(dtype)
+        folded, report = bn.fold(model, x.to(dtype), forward=forward)
+        assert len(report.paths) + len(report.left) == count(model)
+        assert count(folded) == len(report.left)
+        with torch.no_grad():
+            unseen = 2 * torch.randn(x.shape, generator=torch.Generator().manual_seed(7)).to(dtype) + 0.5
+            old, new = (tensors_in(forward(m, unseen)) for m in (model, folded))
+        errors.append(max(difference(old, new)[1], report.certificate.relative))
+        reports.append(report)
+    assert reports[0].left == reports[1].left
+    theirs = folded_by_fx(model.backbone if family == "detection" else model)  # the part that is run
+    return Row(family, name, count(model), len(reports[0].paths), theirs, *errors, dict(reports[0].left))
 
 
 def outputs(model, x):

@@ -25,7 +25,7 @@ def network():
 def pretend(monkeypatch, fastest):
     """Let one contender be the fastest, whatever the clock says."""
 
-    def measure(contenders, steps, warm_up=2):
+    def measure(contenders, steps, warm_up=2, seconds=0.0):
         for function in contenders.values():
             function()
         seconds = {name: 1.0 if name == fastest else 2.0 for name in contenders}
@@ -38,7 +38,7 @@ def test_the_function_is_kept_and_the_ratio_reported():
     model, x = network(), torch.randn(4, 3, 10, 10)
     before = copy.deepcopy(model.state_dict())
     state = torch.get_rng_state()
-    faster, report = bn.accelerate(model, x, steps=3)
+    faster, report = bn.accelerate(model, x, steps=3, seconds=0)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(torch.equal(v, before[k]) for k, v in faster.state_dict().items())
@@ -64,7 +64,7 @@ def test_the_fastest_is_chosen(monkeypatch, layout):
         mine.param_groups[0]["params"], state = list(twin.parameters()), list(mine.state.values())
         mine.state.clear()
         mine.state.update(zip(twin.parameters(), state, strict=True))
-        faster, report = bn.accelerate(twin, x, steps=2, optimizer=mine)
+        faster, report = bn.accelerate(twin, x, steps=2, seconds=0, optimizer=mine)
         assert report.chosen == chosen
         assert report.speedup == (1.0 if chosen == "as it was" else 2.0)
         wanted = torch.channels_last if kept == "channels_last" else torch.contiguous_format
@@ -87,12 +87,12 @@ def test_a_model_without_convolutions_has_one_layout():
         losses.append(y.shape)
         return y.sum()
 
-    _, report = bn.accelerate(model, torch.randn(8, 3), loss=loss, steps=2)
+    _, report = bn.accelerate(model, torch.randn(8, 3), loss=loss, steps=2, seconds=0)
     assert [m.setting["contender"] for m in report.times] == ["as it was", "fused"]
     assert len(losses) == 2 * (2 + 2)
 
 
 def test_a_model_in_evaluation_mode_stays_in_it():
     model = network().eval()
-    faster, _ = bn.accelerate(model, torch.randn(4, 3, 10, 10), steps=1)
+    faster, _ = bn.accelerate(model, torch.randn(4, 3, 10, 10), steps=1, seconds=0)
     assert not any(m.training for m in faster.modules())

@@ -1,6 +1,7 @@
 """``calibrate``: against the reference, over odd streams and layers, its standard errors, and several processes."""
 
 import copy
+import json
 import math
 import os
 import socket
@@ -8,6 +9,7 @@ import traceback
 
 import numpy as np
 import pytest
+import rich
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -227,12 +229,36 @@ def test_a_batch_that_is_not_finite_does_not_count():
         ({"model": nn.Linear(2, 2)}, "there is no BN layer to calibrate"),
         ({"model": bn.FrozenBatchNorm(2)}, "the model: it is frozen"),
         ({"process_group": 3}, "process_group"),
+        ({"batches": None}, "the batches are a NoneType; give a list of batches, or a DataLoader"),
+        ({"batches": [torch.randn(4, 2), torch.randn(1, 2)]}, "one value per channel.*drop_last=True"),
+        ({"model": nn.LazyBatchNorm1d()}, "the model .LazyBatchNorm1d. does not know its shapes yet"),
+        ({"model": nn.BatchNorm1d}, "the model is the class BatchNorm1d; call it"),
     ],
 )
 def test_bad_input(arguments, words):
     given = {"model": nn.BatchNorm1d(2), "batches": [torch.randn(4, 2)], **arguments}
     with pytest.raises(bn.BatchNormError, match=words):
         bn.calibrate(given.pop("model"), given.pop("batches"), **given)
+
+
+def test_a_tensor_is_one_batch():
+    x = torch.randn(16, 3, 4, 4)
+    better, calibrated = bn.calibrate(nn.BatchNorm2d(3), x)
+    assert (calibrated.batches, calibrated.samples) == (1, 16)
+    assert torch.allclose(better.running_mean, x.mean((0, 2, 3)), atol=1e-6)
+
+
+def test_it_is_shown_and_serialised_as_reports_are(capsys):
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False))
+    _, calibrated = bn.calibrate(model, [torch.randn(8, 2)])
+    rich.print(calibrated)
+    shown = capsys.readouterr().out
+    assert all(words in shown for words in ("8 samples", "running_mean", "no running statistics"))
+    assert "<table" in calibrated._repr_html_()
+    told = json.loads(calibrated.to_json())
+    assert (told["samples"], told["batches"], told["standard_error"]) == (8, 1, None)  # one batch cannot tell
+    assert [change["path"] for change in told["changes"]] == ["0", "0"]
+    assert list(told["left"]) == ["1"]
 
 
 # ---- when it stops

@@ -117,3 +117,36 @@ def test_torch_exports_what_fold_returns():
         warnings.simplefilter("ignore")
         program = torch.export.export(folded, (x,))
     torch.testing.assert_close(program.module()(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_without_bn_is_written_as_it_is(tmp_path):
+    """After `fold`, and after a conversion to another brick, there is nothing to fold."""
+    model, x = made("perceptron")
+    for without in (bn.fold(model, x)[0], bn.convert(model, "layer")[0]):
+        file = tmp_path / "new" / "folder" / "model.pt2"
+        same, report = bn.export(without, x, file)
+        assert same is without
+        assert not report.changes
+        torch.testing.assert_close(torch.export.load(file).module()(x), without(x))
+
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        y = self.bn(x)
+        return y if y.mean() > 0 else -y
+
+
+def test_what_cannot_be_exported_ends_in_a_sentence_and_leaves_the_file_that_was_there(tmp_path):
+    file = tmp_path / "model.pt2"
+    file.write_bytes(b"the last one")
+    with pytest.raises(bn.BatchNormError, match=r"^export: torch.export, given this model, raises \w+: ") as raised:
+        bn.export(Branch().eval(), torch.randn(4, 3), file)
+    assert "\n" not in str(raised.value)
+    assert [f.name for f in tmp_path.iterdir()] == ["model.pt2"]
+    assert file.read_bytes() == b"the last one"
+    with pytest.raises(bn.BatchNormError, match="the model is the class Branch"):
+        bn.export(Branch, torch.randn(4, 3), file)

@@ -1,17 +1,17 @@
 """Networks, and the layers beside a BN layer that take it up."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from fold_cases import Run, assert_folds, assert_left, count, drawn, folded_by_fx, made, outputs
+from fold_cases import Run, assert_folds, assert_left, count, drawn, folded_by_fx, made, measured, outputs
 from torch import nn
 
 import batchnorm as bn
-from batchnorm.transforms.affine import is_norm
-from peer_models import SUBJECTS, subject
-from zoo import IMAGE, ZOO, ConvBN, perturb
+from peer_models import QUICK, SUBJECTS, TRANSFORMERS_WITHOUT, subject
+from zoo import IMAGE, ZOO, ConvBN
 
 # ---- whole networks
 
@@ -55,20 +55,44 @@ def test_at_least_as_many_as_torch_fx(name):
     assert ZOO[name].folds >= theirs
 
 
+def assert_row(row):
+    assert row.float32 < 1e-4
+    assert row.float64 < 1e-10
+    assert row.folded >= (row.by_fx or 0)
+    assert all(row.left.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("family", "name"), QUICK)
+def test_some_models_of_torchvision_timm_and_transformers(family, name):
+    row = measured(family, name)
+    assert_row(row)
+    assert row.folded == row.norms  # all of these fold whole
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("family", "name"), SUBJECTS)
-def test_models_of_torchvision_and_timm(family, name):
-    torch.manual_seed(0)
-    model, x = subject(family, name)
-    perturb(model)
-    forward = (lambda m, x: m.backbone(x)) if family == "detection" else None
-    folded, report = bn.fold(model, x, forward=forward)
-    assert report.certificate.relative < 1e-4
-    norms = sum(is_norm(module) for module in model.modules())
-    assert len(report.changes) + len(report.left) == norms
-    assert count(folded) == len(report.left)
-    assert len(report.changes) >= (folded_by_fx(model) or 0)
+def test_the_models_of_torchvision_timm_and_transformers(family, name):
+    assert_row(measured(family, name))
+
+
+def test_the_page_lists_them_all():
+    page = (Path(__file__).parents[2] / "docs" / "zoo-fold.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| t")]
+    assert [row[0].split()[-1] for row in rows] == [name for _, name in SUBJECTS]
+    for _, norms, folded, fx, float32, float64, _ in rows:
+        assert int(norms) >= int(folded) >= (0 if fx == "-" else int(fx))
+        assert float(float32) < 1e-4
+        assert float(float64) < 1e-10
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TRANSFORMERS_WITHOUT)
+def test_models_without_batch_norm(name):
+    model, x = subject("transformers", name)
+    with pytest.raises(bn.BatchNormError, match="no BN layer to fold"):
+        bn.fold(model, x)
 
 
 # ---- the layer before
@@ -135,7 +159,7 @@ def test_linear_whose_rows_are_arranged_anew(arrange):
 
 
 @pytest.mark.parametrize(("forward", "shape", "reason"), [
-    (lambda m, x: m.bn(m.fc(x).view(4, 4, 4)), (16, 5), "fc is linear in the last axis"),  # rows, then the wrong axis
+    (lambda m, x: m.bn(m.fc(x).view(4, 4, 4)), (16, 5), "view (a function) stands before it"),  # the wrong axis
     (lambda m, x: m.bn(m.fc(x).reshape(-1, 2, 4).flatten(1).reshape(-1, 4)), (4, 5), "reshape (a function)"),
     (lambda m, x: m.bn(m.fc(x).t()), (4, 5), "t (a function) stands before it"),
     (lambda m, x: m.bn(m.conv(x).reshape(4, 4)), (2, 2, 4), "reshape (a function) stands before it"),

@@ -215,14 +215,14 @@ def test_in_place():
     layer.register_forward_hook(lambda *_: calls.append(1))
     before = picture(model)
     loss(model, batch()).backward()
-    report = bn.freeze(model, inplace=True)
+    _, report = bn.freeze(model, inplace=True)
     assert isinstance(report, Report)
     assert model[1] is layer
     assert layer.weight.grad is None
     calls.clear()
     model(batch())
     assert calls == [1]
-    assert bn.unfreeze(model, inplace=True).paths == report.paths
+    assert bn.unfreeze(model, inplace=True)[1].paths == report.paths
     for (_, cls, *_), (_, old, *_) in zip(picture(model)[0], before[0], strict=True):
         assert cls is old
 
@@ -298,7 +298,7 @@ def test_what_is_left_alone_and_why():
             "parametrised": parametrised,
         }
     )
-    report = bn.freeze(model, inplace=True)
+    _, report = bn.freeze(model, inplace=True)
     assert not report.changes
     reasons = {
         "own": "OwnWay is a subclass of torch's layer",
@@ -408,7 +408,7 @@ def test_mistakes():
     model[0].extra = model[0].weight * 2  # not a leaf: torch refuses to copy it
     with pytest.raises(bn.BatchNormError, match=r"cannot be copied .*; change it with inplace=True"):
         bn.freeze(model)
-    assert bn.freeze(model, inplace=True).paths
+    assert bn.freeze(model, inplace=True)[1].paths
 
 
 def test_compiled_and_exported_in_training_mode():

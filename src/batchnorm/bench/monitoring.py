@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -137,12 +137,12 @@ def watched(model: nn.Module, optimizer: Optimizer) -> Iterator[Observer]:
         yield _Watch(seen)
 
 
-def measure_watch(rounds: int, *, looks: int | None = None) -> Cost:
+def measure_watch(rounds: int, **options: Any) -> Cost:
     """Time what `batchnorm.watch` adds to a training step, as `measure_monitor` does.
 
     >>> cost = measure_watch(100)  # doctest: +SKIP
     """
-    return measure_monitor(rounds, looks=looks, observe=watched, word="watched", goal=WATCH_GOAL)
+    return measure_monitor(rounds, observe=watched, word="watched", goal=WATCH_GOAL, **options)
 
 
 def measure_monitor(

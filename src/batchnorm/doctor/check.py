@@ -17,6 +17,8 @@ from batchnorm.preserve import untouched
 from batchnorm.records import Finding
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
 
+PURPOSES = ("", "export")
+
 
 def check(
     model: nn.Module | Mapping[str, Tensor],
@@ -27,6 +29,7 @@ def check(
     forward: Forward | None = None,
     before: nn.Module | None = None,
     process_group: Any = None,
+    purpose: str = "",
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     max_batches: int = BATCHES,
@@ -43,16 +46,20 @@ def check(
     arguments, a dictionary of named ones), ``data`` batches of it (pairs with labels, or anything that
     ``forward(model, batch)`` can take; a DataLoader too), ``optimizer`` one or several, ``before`` the model before it
     was converted, pruned or folded by another tool, ``process_group`` the ranks that train it together (every one of
-    them calls this). ``findings.skipped`` says which rules could not look, and what they lack. Rules that look on while
-    training runs are in `batchnorm.monitor`.
+    them calls this), ``purpose="export"`` that it is to be exported next. ``findings.skipped`` says which rules could
+    not look, and what they lack. Rules that look on while training runs are in `batchnorm.monitor`.
     """
     rules = chosen(tuple(select), tuple(ignore))
+    if purpose not in PURPOSES:
+        options = ", ".join(map(repr, PURPOSES))
+        raise BatchNormError(f"the purpose is {purpose!r}", where="check", do=f"use one of {options}")
     if isinstance(model, nn.Module):
+        check_tree(model, "check")
         check_ready(model, "check")
         optimizers = tuple(check_optimizers(model, optimizer, "check"))
         subject = Subject(
             model, example, data, optimizers, before=before, forward=forward, process_group=process_group,
-            max_batches=max_batches,
+            purpose=purpose, max_batches=max_batches,
         )  # fmt: skip
     elif isinstance(model, Mapping) and all(isinstance(value, Tensor) for value in model.values()):
         subject = Subject(state=model)
@@ -80,3 +87,35 @@ def check(
         except Exception as error:
             failed[code] = f"{type(error).__name__}: {error}"
     return Findings(found, skipped, failed, subject)
+
+
+def check_tree(model: nn.Module, where: str) -> None:
+    """Refuse a model in which a module is inside itself: torch's own ``eval()`` and ``state_dict()`` never end on it.
+
+    >>> model = nn.Sequential(nn.ReLU())
+    >>> model.up = model
+    >>> check_tree(model, "check")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: check: up is a module that is inside itself; keep the parent in a list or \
+a weak reference, so that torch does not take it for a child
+    """
+    path: list[tuple[str, nn.Module]] = []
+    done: set[int] = set()  # identities: a module may define equality
+
+    def visit(name: str, module: nn.Module) -> None:
+        if any(module is above for _, above in path):
+            inside = ".".join(part for part, _ in [*path, (name, module)] if part)
+            raise BatchNormError(
+                f"{inside} is a module that is inside itself",
+                where=where,
+                do="keep the parent in a list or a weak reference, so that torch does not take it for a child",
+            )
+        if id(module) in done:
+            return
+        path.append((name, module))
+        for child_name, child in module.named_children():
+            visit(child_name, child)
+        path.pop()
+        done.add(id(module))
+
+    visit("", model)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, overload
 
+from batchnorm.errors import BatchNormError
+from batchnorm.present import printable
 from batchnorm.records import SEVERITIES, Finding, _plain
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from batchnorm.doctor.subject import Subject
 
 
@@ -56,18 +61,59 @@ class Findings(Sequence[Finding]):
         """
         return [finding for finding in self._found if finding.severity == "error"]
 
+    def at_least(self, severity: str) -> list[Finding]:
+        """The findings that are as grave as this severity, or graver; of ``"never"``, none.
+
+        >>> findings = Findings([Finding("BN101", "bias-before-norm", "advice", "conv", "its bias does nothing")])
+        >>> len(findings.at_least("advice")), len(findings.at_least("warning")), len(findings.at_least("never"))
+        (1, 0, 0)
+        """
+        if severity == "never":
+            return []
+        if severity not in SEVERITIES:
+            raise BatchNormError(
+                f"{severity!r} is no severity", do=f"give one of {', '.join(SEVERITIES)}, or never to let all pass"
+            )
+        grave = SEVERITIES[: SEVERITIES.index(severity) + 1]
+        return [finding for finding in self._found if finding.severity in grave]
+
+    def without(self, ignored: Mapping[str, Sequence[str]]) -> Findings:
+        """Leave out the rules that are ignored in some modules: patterns of paths, and the codes or names for each.
+
+        >>> bias = Finding("BN101", "bias-before-norm", "advice", "backbone.conv", "its bias does nothing")
+        >>> len(Findings([bias]).without({"backbone.*": ["BN101"]})), len(Findings([bias]).without({"head": ["BN1"]}))
+        (0, 1)
+        """
+        from batchnorm.doctor.codes import chosen  # which imports the rules, and they import this
+
+        codes = {pattern: chosen(tuple(words)) if words else {} for pattern, words in ignored.items()}
+
+        def kept(finding: Finding) -> bool:
+            return not any(finding.code in of and fnmatchcase(finding.path, pattern) for pattern, of in codes.items())
+
+        return Findings(filter(kept, self._found), self.skipped, self.failed, self.subject)
+
     def to_json(self) -> str:
         """Serialise the findings, and which rules could not look.
 
         >>> json.loads(Findings([], {"BN201": "needs data"}).to_json())["skipped"]
         {'BN201': 'needs data'}
         """
-        content = {"findings": [asdict(f) for f in self._found], "skipped": self.skipped, "failed": self.failed}
-        return json.dumps(_plain(content), indent=1, allow_nan=False, default=str)
+        return json.dumps(self.content(), indent=1, allow_nan=False, default=str)
+
+    def content(self) -> dict[str, Any]:
+        """What `to_json` writes, as plain dictionaries and lists.
+
+        >>> sorted(Findings([]).content())
+        ['failed', 'findings', 'skipped']
+        """
+        found = [asdict(finding) for finding in self._found]
+        plain: dict[str, Any] = _plain({"findings": found, "skipped": self.skipped, "failed": self.failed})
+        return plain
 
     def __str__(self) -> str:
-        lines = [f"{finding.severity:<8} {finding}" for finding in self._found]
-        lines += [f"{code} failed here: {why}" for code, why in self.failed.items()]
+        lines = [f"{finding.severity:<8} {printable(str(finding))}" for finding in self._found]
+        lines += [f"{code} failed here: {printable(why)}" for code, why in self.failed.items()]
         return "\n".join([*lines, self.counted()])
 
     def counted(self) -> str:
@@ -95,3 +141,13 @@ class Findings(Sequence[Finding]):
 
     def __repr__(self) -> str:
         return f"<Findings: {self.counted()}>"
+
+    def __rich__(self) -> RenderableType:
+        from batchnorm.doctor.present import draw
+
+        return draw(self)
+
+    def _repr_html_(self) -> str:
+        from batchnorm.doctor.present import html_table
+
+        return html_table(self)

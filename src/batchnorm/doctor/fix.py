@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import nn
 
 from batchnorm.doctor.codes import RULES
 from batchnorm.doctor.findings import Findings
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.patient import Needed, Patient
 from batchnorm.doctor.subject import Forward
+from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.records import Certificate, Change, Finding, Report
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
 from batchnorm.transforms.verify import verify
@@ -37,25 +39,29 @@ def fix(
     >>> repaired[0].bias is None, len(check(repaired, x, select=["BN101"]))
     (True, 0)
 
-    Only what is safe is repaired, unless ``unsafe`` is true; what is left has its reason in the report. ``example``,
-    ``data``, ``forward`` and the optimisers are those of the check unless given. The optimisers follow to the copy
-    with their groups and state; if anything raises, neither they nor the model have changed. If every repair keeps the
-    function in evaluation mode the certificate says that it did, else how far the outputs moved.
+    Only what is safe is repaired, unless ``unsafe`` is true; what is left, also for lack of an example or data, has its
+    reason in the report. ``example``, ``data``, ``forward`` and the optimisers are those of the check unless given. The
+    optimisers follow to the copy with their groups and state; if anything raises, neither they nor the model have
+    changed. If every repair keeps the function in evaluation mode the certificate says that it did, else how far the
+    outputs moved.
     """
     subject = findings.subject if isinstance(findings, Findings) else None
     wanted = list(findings)
     if optimizer is None and subject is not None and subject.model is model:
-        optimizers = subject.optimizers
-    else:
-        optimizers = tuple(check_optimizers(model, optimizer, "fix"))
+        optimizer = subject.optimizers
+    optimizers = tuple(check_optimizers(model, optimizer, "fix"))
     batches = tuple(data) if data is not None else tuple(subject.batches) if subject else ()
-    copied, followers = copy.deepcopy((model, optimizers))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own, when it copies a program that it exported
+        copied, followers = copy.deepcopy((model, optimizers))
     patient = Patient(
         copied,
         followers,
         example if example is not None else subject.example if subject else None,
         batches,
         forward or (subject._forward if subject else None),
+        subject.before if subject else None,
+        subject.process_group if subject else None,
     )
     changes: list[Change] = []
     left: dict[str, str] = {}
@@ -66,12 +72,19 @@ def fix(
         for finding in own:
             if finding not in reparable:
                 why = "its repair is not safe (unsafe=True)" if finding.fix == "unsafe" else "no repair by machine"
-                left[finding.path] = f"{code}: {why}: {finding.repair}"
+                _leave(left, finding.path, f"{code}: {why}: {finding.repair}")
         if reparable:
             assert rule.fix is not None
-            report = rule.fix(patient, reparable)
+            try:
+                report = rule.fix(patient, reparable)
+            except Needed as needed:  # the others are repaired all the same
+                for finding in reparable:
+                    _leave(left, finding.path, f"{needed.problem}: {needed.do}")
+                continue
             changes += report.changes
-            left.update({path: f"{code}: {why}" for path, why in report.left.items() if _named(path, reparable)})
+            for path, why in report.left.items():
+                if _named(path, reparable):
+                    _leave(left, path, f"{code}: {why}")
             keeps = keeps and (rule.keeps or not report.changes)
     certificate = _certify(model, patient, keeps) if changes and patient.example is not None else None
     for mine, follower in zip(optimizers, patient.optimizers, strict=True):
@@ -80,11 +93,23 @@ def fix(
     return patient.model, Report(tuple(changes), left, certificate)
 
 
+def _leave(left: dict[str, str], path: str, why: str) -> None:
+    """Note why something was left alone; a module may have several findings."""
+    left[path] = f"{left[path]}; {why}" if path in left else why
+
+
 def _named(path: str, findings: list[Finding]) -> bool:
     return any(finding.path == path for finding in findings)
 
 
-def _certify(model: nn.Module, patient: Patient, keeps: bool) -> Certificate:
+def _certify(model: nn.Module, patient: Patient, keeps: bool) -> Certificate | None:
     before, after = copy.deepcopy(model).eval(), copy.deepcopy(patient.model).eval()
     tolerance = None if keeps else float("inf")
-    return verify(before, after, patient.example, verb="fix", forward=patient.forward, tolerance=tolerance)
+    try:
+        return verify(before, after, patient.example, verb="fix", forward=patient.forward, tolerance=tolerance)
+    except NotEquivalent:
+        raise
+    except BatchNormError:  # the model gave nothing that could be compared: that may be why it was repaired
+        if keeps:
+            raise
+        return None

@@ -29,14 +29,16 @@ class Hook:
     Without it, ``copy.deepcopy(model)`` for a moving average would copy the whole observation along with the hooks.
     """
 
-    __slots__ = ("_act",)
+    __slots__ = ("_act", "_exported")
 
-    def __init__(self, act: Callable[..., None] | None) -> None:
-        self._act = act
+    def __init__(self, act: Callable[..., None] | None, exported: bool = False) -> None:
+        self._act, self._exported = act, exported
 
     def __call__(self, module: nn.Module, *what: Any) -> None:
-        """Act, unless this is a copy or the module is being compiled or traced."""
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        """Act, unless this is a copy or the module is being compiled or traced (an ``exported`` hook sees exports)."""
+        if torch.compiler.is_dynamo_compiling():
+            return
+        if not self._exported and (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None):
             return
         if self._act is not None:
             self._act(module, *what)

@@ -10,11 +10,21 @@ from torch.optim import Optimizer
 
 from batchnorm.doctor.subject import Forward
 from batchnorm.errors import BatchNormError
+from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from batchnorm.records import Change
+
+
+class Needed(BatchNormError):
+    """A repair lacks something; nothing was changed yet."""
 
 
 @dataclass
 class Patient:
     """A model under repair: a copy, with copies of its optimisers, and what the repairs may need.
+
+    >>> Patient(nn.BatchNorm1d(2)).need("example", "BN101")
+    Traceback (most recent call last):
+    batchnorm.doctor.patient.Needed: fix: repairing BN101 needs an example; give example=, or leave its findings out
 
     A rule's ``fix`` changes ``model`` (it may put another in its place, as the verbs do, giving them ``optimizers``).
     """
@@ -24,14 +34,45 @@ class Patient:
     example: Any = None
     batches: tuple[Any, ...] = ()
     forward: Forward | None = None
+    before: nn.Module | None = None  # the model before another tool changed it, if that was given to the check
+    process_group: Any = None
 
     def need(self, what: str, code: str) -> Any:
-        """Return the example or the batches; say so if there are none."""
+        """Return the example or the batches; say so if there are none, in which case the findings are left alone.
+
+        Call it before anything is changed.
+        """
         value = getattr(self, what)
         if value is None or (what == "batches" and not value):
-            raise BatchNormError(
+            raise Needed(
                 f"repairing {code} needs {'data' if what == 'batches' else 'an example'}",
                 where="fix",
                 do=f"give {'data=' if what == 'batches' else 'example='}, or leave its findings out",
             )
         return value
+
+
+_OURS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: BatchNorm1d,
+    nn.BatchNorm2d: BatchNorm2d,
+    nn.BatchNorm3d: BatchNorm3d,
+}
+PLAIN = tuple(_OURS)  # what `to_ours` can exchange
+
+
+def to_ours(path: str, layer: nn.Module) -> Change | str:
+    """Make a layer of torch's one of ours, in its place, with its tensors and hooks; or say why that cannot be done.
+
+    >>> layer = nn.BatchNorm2d(3)
+    >>> print(to_ours("bn1", layer))
+    bn1: class torch.nn.BatchNorm2d -> batchnorm.BatchNorm2d
+    >>> to_ours("bn1", layer)
+    'it is a layer of ours already'
+    """
+    old = type(layer)
+    if old in _OURS.values():
+        return "it is a layer of ours already"
+    if old not in _OURS:
+        return f"{old.__name__} is a class of its own, and may compute something else"
+    layer.__class__ = _OURS[old]
+    return Change(path, "class", f"torch.nn.{old.__name__}", f"batchnorm.{old.__name__}")

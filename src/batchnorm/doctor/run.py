@@ -20,6 +20,7 @@ from batchnorm.doctor.hooks import Hook, users_frame
 from batchnorm.doctor.owners import owners
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.functional import moments
+from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.recompute import in_backward, updates_once
 from batchnorm.moments import Moments
@@ -72,14 +73,22 @@ class Watcher:
         """The model is called."""
         return ()
 
+    def on_input(self, run: Run, path: str, layer: _BatchNorm, x: Tensor, mask: Tensor | None) -> Iterable[Finding]:
+        """A BN layer is about to run, and may raise."""
+        return ()
+
     def on_pass(self, run: Run, seen: Pass) -> Iterable[Finding]:
         """A BN layer has run."""
+        return ()
+
+    def on_export(self, run: Run, path: str, layer: _BatchNorm) -> Iterable[Finding]:
+        """A BN layer runs while the model is exported or traced: there are no numbers to look at."""
         return ()
 
     def on_module(
         self, run: Run, path: str, module: nn.Module, arguments: tuple[Any, ...], output: Any
     ) -> Iterable[Finding]:
-        """A module of one of the kinds in ``modules`` has run; do not keep its tensors."""
+        """A module of one of the kinds in ``modules`` has run, while ``run.looking``; do not keep its tensors."""
         return ()
 
     def on_return(self, run: Run, output: Any) -> Iterable[Finding]:
@@ -104,7 +113,8 @@ class Watcher:
 
 
 EVENTS = (
-    "on_begin", "on_call", "on_pass", "on_module", "on_return", "on_copy", "on_backward", "on_step", "on_end",
+    "on_begin", "on_call", "on_input", "on_pass", "on_export", "on_module", "on_return", "on_copy", "on_backward",
+    "on_step", "on_end",
 )  # fmt: skip
 
 
@@ -180,11 +190,14 @@ class Run:
 
     def _put_hooks(self) -> None:
         add = self._stack.callback
-        called, returned, passed = Hook(self._called), Hook(self._returned), Hook(self._passed)
+        called, returned, passed = Hook(self._called), Hook(self._returned), Hook(self._passed, exported=True)
+        given = Hook(self._given)
         for module in (self.model, *self.model.children()):  # a container is not called, but what is in it
             add(module.register_forward_pre_hook(called, with_kwargs=True, prepend=True).remove)
             add(module.register_forward_hook(returned, always_call=True).remove)
         for layer, path in self._paths.items():
+            if self._listeners["on_input"]:
+                add(layer.register_forward_pre_hook(given, with_kwargs=True).remove)
             # Called also if the layer raises: a recomputation ends with an exception as soon as it has what it needs.
             add(layer.register_forward_hook(passed, with_kwargs=True, always_call=True).remove)
             parameter = next((p for p in (layer.weight, layer.bias) if _learns(p)), None)
@@ -218,7 +231,7 @@ class Run:
 
     def _called(self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self._inside += 1
-        if self._inside == 1:
+        if self._inside == 1 and not exporting():
             self.call += 1
             self.calls_since_step += 1
             # Inside a function with a backward of its own (a reentrant checkpoint) grad mode is off, though gradients
@@ -228,16 +241,37 @@ class Run:
 
     def _returned(self, model: nn.Module, arguments: Any, output: Any) -> None:
         self._inside = max(self._inside - 1, 0)
+        if exporting():
+            return
         if self._inside == 0:
             self._tell("on_return", output)
             self.labels = None
             self._say()
 
-    def _passed(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+    def _given(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         path = self._paths.get(layer)  # type: ignore[call-overload]
-        if path is None or not self._listeners["on_pass"]:  # a replica has the hooks of its original
+        if path is None:
             return
         assert isinstance(layer, _BatchNorm)
+        try:  # the usual call first: to read a signature takes longer than a small layer
+            x, mask = (
+                (arguments[0], None) if len(arguments) == 1 and not keywords else shown(layer, arguments, keywords)
+            )
+        except TypeError:  # the layer will say it better
+            return
+        if isinstance(x, Tensor) and not exporting():
+            self._tell("on_input", path, layer, x, mask)
+
+    def _passed(self, layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        path = self._paths.get(layer)  # type: ignore[call-overload]
+        if path is None:  # a replica has the hooks of its original
+            return
+        assert isinstance(layer, _BatchNorm)
+        if exporting():
+            self._tell("on_export", path, layer)
+            return
+        if not self._listeners["on_pass"]:
+            return
         x = arguments[0] if arguments else keywords.get("input")
         recomputed = in_backward()
         if output is None and recomputed:
@@ -260,9 +294,9 @@ class Run:
 
     def _module_passed(self, path: str) -> Callable[..., None]:
         def passed(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-            for code, listener in self._listeners["on_module"]:
-                if isinstance(module, listener.__self__.modules):
-                    self._listen(code, listener, path, module, arguments, output)
+            if self.looking:
+                wanted = [one for one in self._listeners["on_module"] if isinstance(module, one[1].__self__.modules)]
+                self._listen(wanted, path, module, arguments, output)
 
         return passed
 
@@ -300,18 +334,20 @@ class Run:
         return [(c, getattr(w, event)) for c, w in self._watchers.items() if getattr(type(w), event) is not plain]
 
     def _tell(self, event: str, *what: Any) -> None:
-        for code, listener in self._listeners[event]:
-            self._listen(code, listener, *what)
+        listeners = self._listeners[event]
+        if listeners:
+            self._listen(listeners, *what)
 
-    def _listen(self, code: str, listener: Callable[..., Iterable[Finding]], *what: Any) -> None:
-        if code in self.failed:
-            return
-        try:
-            with torch.no_grad():
-                for finding in listener(self, *what):
-                    self._take(finding)
-        except Exception as error:  # a rule that breaks must not break the training it looks at
-            self.failed[code] = f"{type(error).__name__}: {error}"
+    def _listen(self, listeners: list[tuple[str, Any]], *what: Any) -> None:
+        with torch.no_grad():
+            for code, listener in listeners:
+                if code in self.failed:
+                    continue
+                try:
+                    for finding in listener(self, *what):
+                        self._take(finding)
+                except Exception as error:  # a rule that breaks must not break the training it looks at
+                    self.failed[code] = f"{type(error).__name__}: {error}"
 
     def _take(self, finding: Finding) -> None:
         if (finding.code, finding.path) not in self._found:
@@ -332,22 +368,34 @@ class Run:
                 warnings.warn(text, BatchNormWarning, stacklevel=users_frame())
 
 
-def uses(layer: _BatchNorm) -> tuple[bool, bool]:
-    """Whether a layer, as it is, normalises with the batch's statistics, and whether its running ones move.
+def uses(layer: _BatchNorm, training: bool | None = None) -> tuple[bool, bool]:
+    """Whether a layer normalises with the batch's statistics, and whether its running ones move.
 
     >>> uses(nn.BatchNorm1d(2)), uses(nn.BatchNorm1d(2).eval())
     ((True, True), (False, False))
+
+    It is asked of the mode that the layer is in, or of the one that ``training`` says.
     """
+    training = layer.training if training is None else training
     tracked = layer.running_mean is not None and layer.running_var is not None
     if isinstance(layer, _Fast):
         auto = layer.statistics == "auto"
-        from_batch = (layer.training or not tracked) if auto else layer.statistics == "batch"
-        moves = layer.training and layer.track_running_stats if layer.update is None else layer.update
+        from_batch = (training or not tracked) if auto else layer.statistics == "batch"
+        moves = training and layer.track_running_stats if layer.update is None else layer.update
     else:
-        from_batch = layer.training or not tracked
-        moves = layer.training and layer.track_running_stats
+        from_batch = training or not tracked
+        moves = training and layer.track_running_stats
     return from_batch, bool(tracked and moves and layer.momentum != 0.0)
 
 
 def _learns(parameter: Any) -> bool:
     return isinstance(parameter, nn.Parameter) and parameter.is_leaf and parameter.requires_grad
+
+
+def exporting() -> bool:
+    """Whether somebody exports, compiles or traces the model: then tensors may have no numbers.
+
+    >>> exporting()
+    False
+    """
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,10 +18,11 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from batchnorm.dataflow import Graph
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.graph import call_with, trace
+from batchnorm.layers.sync import Synchronised
 from batchnorm.nested import fresh, tensors_in
-from batchnorm.preserve import untouched
+from batchnorm.preserve import random_states, untouched
 from batchnorm.transforms.calibrate import Calibrated, calibrate
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -43,6 +45,14 @@ class Norm:
     def eps(self) -> float:
         """What is added to the variance; of a checkpoint, torch's default."""
         return 1e-5 if self.layer is None else float(self.layer.eps)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the running statistics are exactly those of a new layer: 0 and 1."""
+        mean, var = self.running_mean, self.running_var
+        if mean is None or var is None or mean.is_meta:
+            return False
+        return not bool(mean.any()) and bool((var == 1).all())
 
 
 class Subject:
@@ -67,13 +77,16 @@ class Subject:
         forward: Forward | None = None,
         state: Mapping[str, Tensor] | None = None,
         process_group: Any = None,
+        purpose: str = "",
         max_batches: int = BATCHES,
     ) -> None:
         self.model, self.before, self.optimizers = model, before, optimizers
         self.state = state
-        self.process_group = process_group
-        self.loader = data if isinstance(data, DataLoader) else None
-        self.batches: list[Any] = [] if data is None else list(itertools.islice(data, max_batches))
+        self.process_group, self.purpose = process_group, purpose
+        source = getattr(data, "source", data)  # of batches that the command line has wrapped
+        self.loader = source if isinstance(source, DataLoader) else None
+        with random_states():  # a DataLoader draws a number whenever it begins
+            self.batches: list[Any] = [] if data is None else list(itertools.islice(data, max_batches))
         self._forward = forward
         if example is None and self.batches:
             example = self._input(self.batches[0])
@@ -138,6 +151,17 @@ class Subject:
                     where="check",
                     do="give an example that the model accepts (example=, --input)",
                 ) from error
+
+    @cached_property
+    def waits(self) -> bool:
+        """Whether a pass in training mode would wait for other ranks, which were not said to look as well.
+
+        >>> Subject(nn.SyncBatchNorm(3)).waits
+        False
+        """
+        together = torch.distributed.is_available() and torch.distributed.is_initialized()
+        synchronised = any(isinstance(m, (nn.SyncBatchNorm, Synchronised)) for _, m in self.layers)
+        return together and synchronised and self.process_group is None
 
     @cached_property
     def labelled(self) -> bool:
@@ -214,16 +238,83 @@ class Subject:
     @cached_property
     def calibration(self) -> tuple[nn.Module, Calibrated]:
         """A copy of the model with the exact statistics of the data (`batchnorm.calibrate`), and how exact they are."""
-        model = copy.deepcopy(self.net)
-        return calibrate(model, self.batches, forward=self.run_batch, progress=False, inplace=True)
+        return self.calibrated(self.net)
+
+    def calibrated(self, model: nn.Module) -> tuple[nn.Module, Calibrated]:
+        """Return a copy of some model with the exact statistics of the data."""
+        return measured(copy.deepcopy(model), self.batches, self._forward)
+
+
+def measured(model: nn.Module, batches: Sequence[Any], forward: Forward | None) -> tuple[nn.Module, Calibrated]:
+    """Give a model the exact statistics of batches, as `batchnorm.calibrate` does, in place.
+
+    >>> model, calibrated = measured(nn.Sequential(nn.BatchNorm1d(2)), [torch.randn(64, 2), torch.randn(1, 2)], None)
+    >>> calibrated.samples
+    65
+
+    Small batches are joined (see `larger`); a batch that a layer refuses because it has one value per channel is left
+    out; one that is not finite is passed over in silence, for another rule speaks of it.
+    """
+
+    def run(model: nn.Module, batch: Any) -> Any:
+        if forward is not None:
+            return forward(model, fresh(batch))
+        return call_with(model, fresh(batch[0] if isinstance(batch, (tuple, list)) and batch else batch))
+
+    joined = larger(batches) if forward is None else list(batches)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BatchNormWarning)
+        try:
+            return calibrate(model, joined, forward=run, progress=False, inplace=True)
+        except ValueError as error:
+            rest = [batch for batch in joined if all(t.dim() == 0 or len(t) > 1 for t in tensors_in(batch)[:1])]
+            if "more than 1 value per channel" not in str(error) or not rest:
+                raise
+            return calibrate(model, rest, forward=run, progress=False, inplace=True)
+
+
+def larger(batches: Sequence[Any], least: int = 32) -> list[Any]:
+    """Join neighbouring batches, so that each has ``least`` examples where that can be done.
+
+    >>> [tuple(x.shape) for x in larger([torch.zeros(8, 3)] * 5, least=16)]
+    [(16, 3), (24, 3)]
+    >>> larger([{"x": 1}])  # only tensors, and tuples that begin with one, can be joined
+    [{'x': 1}]
+
+    The statistics of tiny batches are not those of large ones beyond a network's first BN layer: each batch is
+    normalised by itself, so what comes after differs.
+    """
+    joined: list[list[Tensor]] = []
+    for batch in batches:
+        x = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+        if not isinstance(x, Tensor) or x.dim() < 2:
+            return list(batches)
+        if joined and _fits(joined[-1][0], x) and sum(map(len, joined[-1])) < least:
+            joined[-1].append(x)
+        else:
+            joined.append([x])
+    if len(joined) > 1 and sum(map(len, joined[-1])) < least and _fits(joined[-2][0], joined[-1][0]):
+        joined[-2:] = [joined[-2] + joined[-1]]  # a short rest would be normalised by itself
+    return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in joined]
+
+
+def _fits(a: Tensor, b: Tensor) -> bool:
+    return a.shape[1:] == b.shape[1:] and a.dtype == b.dtype and a.device == b.device
 
 
 def _norms_in(state: Mapping[str, Tensor]) -> Iterator[Norm]:
     for key in state:
         if key.rpartition(".")[2] == "running_mean":
             prefix = key[: -len("running_mean")]
-            weight, bias, mean, var, count = (state.get(prefix + name) for name in _TENSORS)
+            weight, bias, mean, var, count = (_numbers(state.get(prefix + name)) for name in _TENSORS)
+            count = count if count is not None and count.numel() == 1 else None
             yield Norm(prefix.rstrip("."), weight, bias, mean, var, count)
+
+
+def _numbers(tensor: Tensor | None) -> Tensor | None:
+    """Tensors of types that are for storage only (float8) as ones that can be computed with."""
+    small = tensor is not None and tensor.dtype.is_floating_point and tensor.element_size() < 2
+    return tensor.float() if tensor is not None and small else tensor
 
 
 _TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")

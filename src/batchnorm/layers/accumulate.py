@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from inspect import signature
+from inspect import Parameter, signature
 from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -66,7 +66,16 @@ def shown(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
     >>> shown(nn.BatchNorm1d(2), (), {"input": torch.zeros(1, 2)})
     (tensor([[0., 0.]]), None)
     """
-    given = signature(layer.forward).bind(*arguments, **keywords).arguments
+    wanted = signature(layer.forward)
+    given: dict[str, Any] = {}
+    for name, value in wanted.bind(*arguments, **keywords).arguments.items():
+        kind = wanted.parameters[name].kind
+        if kind is Parameter.VAR_POSITIONAL:  # a forward that passes on whatever it is given
+            given |= {f"{name}[{place}]": each for place, each in enumerate(value)}
+        elif kind is Parameter.VAR_KEYWORD:
+            given |= value
+        else:
+            given[name] = value
     x = given["input"] if "input" in given else next(iter(given.values()))  # a subclass may call it something else
     return x, given.get("mask")
 

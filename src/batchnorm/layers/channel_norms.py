@@ -213,7 +213,8 @@ class RMSNorm(PerChannel):
     tensor(1., grad_fn=<MeanBackward0>)
 
     On (N, C) it is ``torch.nn.RMSNorm(C)``, which normalises the last axes only and so has, on images, a gain for
-    every position. Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019).
+    every position. Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019). The paper's has no beta;
+    ``bias=True`` adds one, for a layer that takes the place of a norm with a beta that was trained.
     """
 
     def __init__(
@@ -223,9 +224,11 @@ class RMSNorm(PerChannel):
         affine: bool = True,
         device: Any = None,
         dtype: torch.dtype | None = None,
+        *,
+        bias: bool = False,
         **finish: Any,
     ) -> None:
-        super().__init__(num_features, affine, False, device, dtype, **finish)
+        super().__init__(num_features, affine, bias, device, dtype, **finish)
         self.eps = eps
 
     def _normalize(self, input: Tensor) -> Tensor:
@@ -234,7 +237,7 @@ class RMSNorm(PerChannel):
         scale = torch.rsqrt(mean_square(x, list(range(1, x.dim()))) + self.eps)
         if self.weight is not None:
             scale = scale * along(self.weight, x)  # before it meets x, which is large
-        return x * scale
+        return x * scale if self.bias is None else x * scale + along(self.bias, x)
 
     def _details(self) -> list[str]:
         return [f"eps={self.eps}"]

@@ -16,9 +16,9 @@ from torch.nn.utils import parametrizations, parametrize
 
 from batchnorm.errors import BatchNormError
 from batchnorm.layers import channel_norms
+from batchnorm.layers.group_counts import safe_groups as safe_groups
 from batchnorm.reference import FAMILY, Scheme
 
-MOST_GROUPS = 32  # of group norm's paper, Wu & He (2018)
 _POSITIONS = {0: "(N, C)", 1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}
 _OWN = {"N": "sample", "G": "group of channels", "C": "channel"}
 
@@ -88,7 +88,7 @@ def make_norm(
     _check(norm, channels, dims, of)
     if callable(norm):
         return _foreign(norm, channels, options)
-    brick = _find(norm)
+    brick = find_brick(norm)
     where = f"make_norm({brick.name!r})"
     try:
         return brick.build(channels, dims, of, options)
@@ -106,20 +106,6 @@ def table() -> tuple[Brick, ...]:
     ['batch', 'sync', 'ghost', 'renorm', 'masked']
     """
     return tuple(BRICKS.values())
-
-
-def safe_groups(channels: int) -> int:
-    """Return the largest divisor of the channels, up to 32, that leaves two channels or more to a group.
-
-    >>> [safe_groups(c) for c in (64, 32, 24, 3, 1)]
-    [32, 16, 12, 1, 1]
-
-    A group of one channel has one value where there is one position, and its own mean taken away from it leaves
-    nothing: the layer would give its bias whatever the input. Two channels are enough, whatever the positions.
-    """
-    return max(
-        (groups for groups in range(1, MOST_GROUPS + 1) if channels % groups == 0 and channels >= 2 * groups), default=1
-    )
 
 
 # ---- What each brick is built of ---------------------------------------------------------------------------
@@ -183,7 +169,8 @@ def _instance(channels: int, dims: int | None, of: nn.Module | None, options: di
 
 
 def _rms(channels: int, dims: int | None, of: nn.Module | None, options: dict[str, Any]) -> nn.Module:
-    if dims == 0 and not _finishes(options):
+    if dims == 0 and not _finishes(options) and not options.get("bias"):
+        options.pop("bias", None)
         return nn.RMSNorm(channels, **{"eps": 1e-5, **_renamed(options, "affine", "elementwise_affine")})
     return channel_norms.RMSNorm(channels, **options)
 
@@ -263,14 +250,22 @@ def _foreign(make: Callable[..., nn.Module], channels: int, options: dict[str, A
     return layer if takes or not _finishes(finish) else channel_norms.Activated(layer, **finish)
 
 
-def _find(name: str) -> Brick:
-    plain = name.lower().replace("_", "-")
+def find_brick(name: str, where: str = "make_norm") -> Brick:
+    """Look a brick up by its name, written as one likes, or say what it may have been.
+
+    >>> find_brick("Filter_Response").name
+    'filter-response'
+    >>> find_brick("grup", "convert")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: convert: there is no norm 'grup'; did you mean 'group'? Choose one of batch, ...
+    """
+    plain = name.lower().replace("_", "-") if isinstance(name, str) else ""
     if plain in BRICKS:
         return BRICKS[plain]
     near = difflib.get_close_matches(plain, BRICKS, n=1)
     raise BatchNormError(
         f"there is no norm {name!r}",
-        where="make_norm",
+        where=where,
         do=(f"did you mean {near[0]!r}? Choose" if near else "choose") + f" one of {', '.join(BRICKS)}",
     )
 

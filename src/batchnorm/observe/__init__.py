@@ -1,1 +1,1 @@
-"""Seeing the signal while a network trains: what is watched, what is measured of it, where it is written."""
+"""Seeing the signal: what flows through a network while it trains, and what its loss looks like around it."""

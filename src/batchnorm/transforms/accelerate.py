@@ -15,13 +15,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from batchnorm.graph import call_with
 from batchnorm.preserve import random_states
 from batchnorm.records import Change, Measurement, Report
-from batchnorm.transforms.follow import Optimizers, follow, several
+from batchnorm.transforms.follow import Optimizers, check_shapes, follow, several
 from batchnorm.transforms.fuse import fuse
 from batchnorm.transforms.verify import Forward
 
 Loss = Callable[[Any], Tensor]
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _WORTH = 1.02  # a layout that gains less than this is not worth a change
+_MOST = 51  # steps of each way, however quick they are
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,12 @@ def accelerate(
     forward: Forward | None = None,
     tolerance: float | None = None,
     steps: int = 7,
+    seconds: float = 10.0,
 ) -> tuple[nn.Module, Acceleration]:
     """Return a copy that trains faster on this CPU, and by how much: fused, in the memory layout that is faster here.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU())
-    >>> faster, report = accelerate(model, torch.randn(4, 3, 16, 16), steps=2)
+    >>> faster, report = accelerate(model, torch.randn(4, 3, 16, 16), steps=2, seconds=0)
     >>> report.speedup > 0 and report.chosen in ("as it was", "fused", "fused, channels_last", "fused, contiguous")
     True
 
@@ -95,10 +97,12 @@ def accelerate(
     fastest is returned, and that may be the model as it was; the report has all the times. The weights carry the
     layout, so inputs need not be converted.
 
-    ``loss`` maps the model's output to a scalar (default: the mean square of all that it returns), ``steps`` is how
-    many steps of each are timed. Optimisers that are given go over to the copy, with groups and state. Give an example
-    of the size that you train with: what is faster depends on it.
+    ``loss`` maps the model's output to a scalar (default: the mean square of all that it returns). ``steps`` of each
+    are timed, and more while ``seconds`` are not over: a machine that others use, too, needs many. What counts is the
+    median ratio of neighbouring steps. Optimisers that are given go over to the copy, with groups and state. Give an
+    example of the size that you train with: what is faster depends on it.
     """
+    check_shapes(model, "accelerate")
     optimizers = several(optimizer, model, "accelerate")
     fused, report = fuse(model, example, forward=forward, tolerance=tolerance)
     ways: dict[str, nn.Module] = {"as it was": model, "fused": fused}
@@ -107,9 +111,8 @@ def accelerate(
         ways[f"fused, {other}"] = in_layout(copy.deepcopy(fused), other)
     run = forward or call_with
     goal = loss or mean_square
-    times = measure({name: _steps(way, example, run, goal) for name, way in ways.items()}, steps)
-    by_name = {str(m.setting["contender"]): m for m in times}
-    chosen = min(by_name, key=lambda name: by_name[name].median * (1.0 if name == "fused" else _WORTH))
+    times = measure({name: _steps(way, example, run, goal) for name, way in ways.items()}, steps, seconds=seconds)
+    chosen = max(ways, key=lambda name: _gain(times, name) / (1.0 if name == "fused" else _WORTH))
     changed = ways[chosen]
     changes, left = report.changes, dict(report.left)
     if chosen == "as it was":
@@ -127,15 +130,27 @@ def accelerate(
     return changed, Acceleration(changes, left, report.certificate, report.gradients, times, chosen)
 
 
-def measure(contenders: dict[str, Callable[[], None]], steps: int, warm_up: int = 2) -> tuple[Measurement, ...]:
+def _gain(times: tuple[Measurement, ...], name: str) -> float:
+    """How many times faster than the model as it was a way is."""
+    return Acceleration(times=times, chosen=name).speedup
+
+
+def measure(
+    contenders: dict[str, Callable[[], None]], steps: int, warm_up: int = 2, seconds: float = 0.0
+) -> tuple[Measurement, ...]:
     """Time some functions in turn, so that whatever else the machine does meets all of them.
+
+    Each runs ``steps`` times, and more while ``seconds`` are not over, up to `_MOST`.
 
     >>> [m.setting["contender"] for m in measure({"a": lambda: None, "b": lambda: None}, steps=2)]
     ['a', 'b']
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     with random_states():
-        for index in range(warm_up + steps):
+        begun = time.perf_counter()
+        for index in range(warm_up + max(steps, _MOST)):
+            if index >= warm_up + steps and time.perf_counter() - begun > seconds:
+                break
             for name, function in contenders.items():
                 began = time.perf_counter()
                 function()

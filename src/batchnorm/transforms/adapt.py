@@ -53,6 +53,14 @@ class Adapted(Measured):
         self.examples = 0
         self.sortedness = 0.0
 
+    def figures(self) -> dict[str, Any]:
+        """Return examples, batches and sortedness, for `to_json`.
+
+        >>> adapt(nn.BatchNorm1d(2), [torch.randn(64, 2)])[1].figures()["examples"]
+        64
+        """
+        return {"examples": self.examples, **super().figures(), "sortedness": self.sortedness}
+
     def __repr__(self) -> str:
         layers = len(self.report.paths)
         return f"Adapted({layers} layer{'s' * (layers != 1)}, {self.batches} batches, {self.examples} examples)"

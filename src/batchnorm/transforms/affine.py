@@ -40,6 +40,15 @@ class Affine:
         return bool(self.scale.isfinite().all() and self.shift.isfinite().all())
 
 
+def same(a: Affine, b: Affine) -> bool:
+    """Whether two do the same.
+
+    >>> same(Affine(torch.ones(2), torch.zeros(2)), Affine(torch.ones(2), torch.zeros(2)))
+    True
+    """
+    return torch.equal(a.scale, b.scale) and torch.equal(a.shift, b.shift)
+
+
 @dataclass(frozen=True)
 class New:
     """New numbers for a layer: nothing is written until all of a fold's are known to be good."""
@@ -69,7 +78,8 @@ def is_norm(module: nn.Module) -> bool:
     """
     if isinstance(module, _BatchNorm):
         return True
-    return type(module).__name__ == "FrozenBatchNorm2d" and all(name in module._buffers for name in _BUFFERS)
+    # torchvision, detectron2 and the detection models of transformers each have a class of their own.
+    return type(module).__name__.endswith("FrozenBatchNorm2d") and all(name in module._buffers for name in _BUFFERS)
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -116,6 +126,8 @@ def unfit(norm: Any) -> str:
     same = all(_from_torch(norm, name, known) for name in ("forward", "_apply_to", "_groups"))
     if isinstance(norm, _BatchNorm) and not same and finish_of(norm) is None:
         return f"its class {type(norm).__name__} has a forward of its own"
+    if not isinstance(norm, _BatchNorm) and not _is_affine(norm):
+        return f"its class {type(norm).__name__} has a forward of its own"
     if isinstance(norm, OneDomain):
         return "it holds one domain of several, and another may be chosen"
     if isinstance(norm, _Fast) and norm.statistics == "batch":
@@ -150,19 +162,23 @@ def finish_of(norm: Any) -> nn.Module | None:
     children = dict(norm.named_children())
     if not children or "forward" in vars(norm) or isinstance(norm, _Fast):
         return None
-    axes = next((n for kind, n in ((nn.BatchNorm3d, 5), (nn.BatchNorm2d, 4)) if isinstance(norm, kind)), 2)
+    return nn.Sequential(OrderedDict(children)) if _is_affine(norm) else None
+
+
+def _is_affine(norm: Any) -> bool:
+    """Whether a layer is a scale and a shift and then its submodules in turn, as measured."""
+    axes = next((n for kind, n in ((nn.BatchNorm3d, 5), (nn.BatchNorm1d, 2)) if isinstance(norm, kind)), 4)
     generator = torch.Generator().manual_seed(0)
-    x = 3 * torch.randn(4, norm.num_features, *[3] * (axes - 2), generator=generator, dtype=torch.float64)
+    x = 3 * torch.randn(4, len(norm.running_mean), *[3] * (axes - 2), generator=generator, dtype=torch.float64)
     ones = [1] * (axes - 2)
     try:
         with torch.no_grad():
             layer = copy.deepcopy(norm).double().eval()
             affine, rest = affine_of(layer), nn.Sequential(OrderedDict(layer.named_children()))
             expected = rest(x * affine.scale.view(1, -1, *ones) + affine.shift.view(1, -1, *ones))
-            same = torch.allclose(layer(x.clone()), expected, rtol=1e-9, atol=1e-9)
+            return torch.allclose(layer(x.clone()), expected, rtol=1e-9, atol=1e-9, equal_nan=True)
     except Exception:  # it wants other arguments, or is on another device: not a class that we can tell
-        return None
-    return nn.Sequential(OrderedDict(children)) if same else None
+        return False
 
 
 def affine_of(norm: Any) -> Affine:
@@ -179,7 +195,7 @@ def affine_of(norm: Any) -> Affine:
     )
     assert mean is not None
     assert var is not None
-    scale = torch.rsqrt(var + norm.eps)
+    scale = torch.rsqrt(var + getattr(norm, "eps", 1e-5))  # some frozen layers have it in their code
     scale = scale if weight is None else scale * weight
     shift = -scale * mean
     return Affine(scale, shift if bias is None else shift + bias)

@@ -18,6 +18,7 @@ from batchnorm.functional import moments
 from batchnorm.layers.batch import _Fast
 from batchnorm.moments import Moments, merged
 from batchnorm.records import Change, Report
+from batchnorm.transforms.follow import check_shapes
 from batchnorm.transforms.freeze import copy_model
 from batchnorm.transforms.measuring import (
     Forward,
@@ -29,6 +30,7 @@ from batchnorm.transforms.measuring import (
     observing,
     replaced,
     sites,
+    streamed,
 )
 
 FORMULAS = ("merged", "paper")
@@ -67,6 +69,15 @@ class Calibrated(Measured):
         """
         return max((e for pair in self.standard_errors.values() for e in pair), default=math.inf)
 
+    def figures(self) -> dict[str, Any]:
+        """Return samples, batches and standard errors, for `to_json`.
+
+        >>> calibrate(nn.BatchNorm1d(1), [torch.randn(4, 1)])[1].figures()["samples"]
+        4
+        """
+        errors = {"standard_error": self.standard_error, "standard_errors": self.standard_errors}
+        return {"samples": self.samples, **super().figures(), **errors, "enough": self.enough}
+
     def __repr__(self) -> str:
         layers = len(self.report.paths)
         return (
@@ -77,7 +88,7 @@ class Calibrated(Measured):
 
 def calibrate(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[Any] | Tensor,
     *,
     forward: Forward | None = None,
     formula: str = "merged",
@@ -109,13 +120,16 @@ def calibrate(
     number of batches a layer saw.
 
     Batches that are tuples or lists give their first entry; for anything else, ``forward`` takes the model and a batch.
+    A tensor in the place of the batches is one batch.
     ``until=0.01`` stops when no layer's standard error is above (see `Calibrated`); it is looked at after batches
     4, 5, 6 and so on, and from 16 on after every eighth more. ``max_batches`` stops in any case. ``process_group``:
     every process of the group shows its model its own share of the data, and all get the statistics of all of it; they
     stop together, and may have different numbers of batches. None: this process alone. ``progress``: a bar; by
     default, on a terminal. A batch that raises leaves the model as it was. ``inplace`` changes the model itself.
     """
+    check_shapes(model, "calibrate")
     _check(formula, until, max_batches)
+    batches = streamed(batches, "calibrate")
     layers, left = sites(model, "calibrate")
     shared = [path for path, layer in layers if isinstance(layer, _Fast) and layer._shares()]
     if shared and process_group is None:

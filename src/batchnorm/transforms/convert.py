@@ -1,321 +1,276 @@
-"""``convert``: every BN layer of a model synchronised, or none, with whatever else its class does."""
+"""``convert``: the norms of a model become other bricks, with gamma, beta, eps and all that is theirs."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
-from batchnorm.checks import report_nonfinite
-from batchnorm.distributed.groups import active, hold
-from batchnorm.distributed.sums import alone
+from batchnorm.distributed.groups import hold
 from batchnorm.errors import BatchNormError
-from batchnorm.functional import moments, normalize
-from batchnorm.layers.batch import _Fast
-from batchnorm.layers.channel_norms import BatchNorm
+from batchnorm.graph import call_with
+from batchnorm.layers.family import find_brick
 from batchnorm.layers.masked import MaskedBatchNorm
-from batchnorm.layers.sync import SyncBatchNorm, Synchronised
-from batchnorm.moments import Moments
-from batchnorm.records import Change, Report
-from batchnorm.transforms.freeze import is_frozen
+from batchnorm.preserve import modes
+from batchnorm.records import Certificate, Report
+from batchnorm.transforms.bricks import OF_BATCHES, kind_of
+from batchnorm.transforms.exchange import Exchange, shared
+from batchnorm.transforms.follow import Optimizers, carry_over, copied_with, join, several
+from batchnorm.transforms.gradients import step, verify_gradients
+from batchnorm.transforms.match import Survey, match
+from batchnorm.transforms.measuring import first_of, no_batches, streamed
+from batchnorm.transforms.verify import Forward, verify
 
-_TORCHS = torch.nn.SyncBatchNorm
-_OWN_WAYS = ("_apply_to", "_observe", "_groups")  # what a layer of ours overrides to have statistics of its own
-_SHAPES = {nn.BatchNorm1d: ((), (3,)), nn.BatchNorm2d: ((3, 3),), nn.BatchNorm3d: ((2, 2, 2),)}
+Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
+_HERE = "convert"
 
 
 def convert(
-    model: nn.Module, to: str = "sync", *, process_group: Any = None, inplace: bool = False
+    model: nn.Module,
+    to: str = "sync",
+    where: Where = None,
+    *,
+    example: Any = None,
+    data: Iterable[Any] | Tensor | None = None,
+    forward: Forward | None = None,
+    optimizer: Optimizers = None,
+    tolerance: float | None = None,
+    process_group: Any = None,
+    inplace: bool = False,
+    **options: Any,
 ) -> tuple[nn.Module, Report]:
-    """Return a copy of the model whose BN layers are synchronised (``"sync"``), or plain again (``"batch"``).
+    """Return a copy of the model whose norms are another brick of `make_norm`, and a report.
 
-    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-    >>> model, report = convert(model, "sync")
-    >>> print(report)
+    >>> model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    >>> grouped, report = convert(model, "group", example=torch.randn(4, 1, 6, 6), groups=32)
+    >>> print(report)  # doctest: +ELLIPSIS
     1 module changed
-      1: class BatchNorm2d -> SyncBatchNorm2d
-    >>> type(convert(model, "batch")[0][1])
+      1: class BatchNorm2d -> GroupNorm, groups None -> 8 of 1 channels, 16 values each (32 wished), keeps \
+running_mean, running_var, num_batches_tracked -> nothing
+    outputs differ by at most ... on 3 inputs; they are not expected to be equal
+    >>> synced, report = convert(model, "sync")
+    >>> type(convert(synced, "batch")[0][1])
     <class 'torch.nn.modules.batchnorm.BatchNorm2d'>
 
-    A layer stays what it was: its class gets a subclass that synchronises what the class computes, so parameters,
-    buffers, hooks, switches, activation, ``isinstance`` and the way back are kept. A class with a ``forward`` of its
-    own (a BN layer with an activation or dropout inside, say) is converted if
+    A layer stays the object it was, with its parameters, its hooks, its mode and its name; its class, and what the
+    class needs, is exchanged. ``options`` are the brick's own (see `make_norm`). By default all BN layers are
+    converted, and to a brick with the statistics of batches, if there are ``data``, all other norms. ``where`` chooses:
+    names of layers or of what contains them, patterns (``"layer1.*.bn?"``), or ``where(name, module) -> bool``. What
+    is left alone has its reason in the report.
 
-    - it normalises once, by ``super().forward``, ``F.batch_norm`` or ``nn.BatchNorm2d.forward(self, x)``, and
-    - given the whole batch's statistics, its output for a part of a batch is that part of its output for the whole.
+    - "batch", "ghost", "renorm", "frozen", "masked" keep the function in evaluation (a masked layer wants a mask from
+      now on), and so does "none", a scale and a shift with the statistics in them. "batch" also gives a converted
+      layer the class it had.
+    - "sync" gives a layer's class a subclass that synchronises what the class computes, whatever else it does, if on
+      trial it normalises once and treats the examples alike otherwise. Convert before wrapping in
+      DistributedDataParallel.
+    - "group" gets the largest number of groups that divides the channels, up to ``groups`` (32), and leaves groups
+      of enough values, which an example or data tell: on a 1x1 map, a group of one channel would be its bias.
+    - "layer", "instance", "rms", "dyt", "filter-response" keep gamma, beta and eps, too, as far as they have them.
 
-    Both are tried on a copy of the layer with a small random batch. A class that fails, or cannot be tried, is left
-    alone, and the report says why. The same holds for layers whose statistics are meant to be other ones (ghost
-    batches, splits, renormalisation). Torch's own SyncBatchNorm is converted to ours, which runs on CPUs, and by
-    ``"batch"`` to a plain layer. Convert before wrapping in DistributedDataParallel.
+    BN classes with an activation inside, as model libraries have them, are converted if what they do is batch norm
+    followed by the modules in them, which is tried.
+
+    ``data``: batches, as `calibrate` takes them, for the calibrated match. Gamma and beta of a layer that cannot keep
+    the function are then set so that each channel of its output has the mean and the variance, over the data, that it
+    had in the model as it was, in evaluation. Layers are done in the order in which they are called, each measured in
+    the model in which those before it are converted and matched already: one pass over the data for each. A brick with
+    the statistics of batches gets them the same way.
+
+    With an ``example`` (or data) the report has a certificate: where the function is kept, in evaluation, and between
+    batch, sync (in one process) and masked also in training, it is held to the tolerance, and `NotEquivalent` is
+    raised beyond it; else the difference is measured and reported. Without, nothing is compared.
+    ``optimizer``: one or several, made for ``model``; they follow, with groups and state.
     """
-    if to not in ("sync", "batch"):
-        raise BatchNormError(f"there is no conversion to {to!r}", where="convert", do="use 'sync' or 'batch'")
+    to = find_brick(to, _HERE).name
+    _check(to, process_group, options)
+    optimizers = several(optimizer, model, _HERE)
+    wanted = _chosen(model, where)
+    batches = None if data is None else list(streamed(data, _HERE))
+    if batches == []:
+        raise no_batches(_HERE)
+    run = forward or call_with
+    if example is None and batches is not None:
+        example, run = batches[0], forward or first_of(_HERE)
+    norms = _norms(model, to, wanted, where is None, batches is not None)
+    survey = Survey()
+    if to not in (*OF_BATCHES, "none") or not all(isinstance(norm, _BatchNorm) for norm in norms.values()):
+        known = {
+            path: norm for path, norm in norms.items() if kind_of(norm)
+        }  # others stay, and may be called in any way
+        if batches is not None:
+            survey.run(model, known, batches, forward or first_of(_HERE), moments=True)
+        elif example is not None:
+            survey.run(model, known, [example], run, moments=False)
+    before = copy.deepcopy(model) if inplace and example is not None else model
+    changed, memo = (model, {id(p): p for p in model.parameters()}) if inplace else _copied(model)
+    with _all_or_nothing(changed) if inplace else ExitStack():
+        done = Exchange(to, options, process_group, survey, batches is not None)
+        done.run(changed, list(norms), every=where is None)
+        for path in [path for path in survey.given if path in done.to_match]:  # in the order of their calls
+            norm = done.to_match[path]
+            done.changes += match(changed, path, norm, survey.given[path], batches or [], forward or first_of(_HERE))
+        certificates: tuple[Certificate | None, Certificate | None] = (None, None)
+        if example is not None and done.changes:
+            certificates = _certificates(before, changed, example, run, tolerance, done)
+    kept = {id(p) for p in changed.parameters()}
+    carry_over(optimizers, {old: new if id(new) in kept else None for old, new in memo.items()})
+    for layer, had in done.had.items():
+        join(optimizers, had, [p for p in layer.parameters() if all(p is not each for each in had)])
+    return changed, Report(tuple(done.changes), done.left, *certificates)
+
+
+def _check(to: str, process_group: Any, options: dict[str, Any]) -> None:
+    if to == "weight":
+        raise BatchNormError(
+            "weight normalisation is of the layer before, not in the place of a norm", where=_HERE,
+            do='use make_norm("weight", channels, of=layer)',
+        )  # fmt: skip
     if to == "batch" and process_group is not None:
-        raise BatchNormError("plain layers have no process_group", where="convert", do="leave it out")
-    hold(process_group, "convert")
-    if not inplace:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            raise BatchNormError(
-                "a DistributedDataParallel cannot be copied", where="convert", do="convert the model, then wrap it"
-            )
-        # Process groups are shared, not copied.
-        groups = [vars(layer).get("process_group") for layer in model.modules()]
-        try:
-            model = copy.deepcopy(model, {id(group): group for group in groups if group is not None})
-        except Exception as error:
-            lazy = any(isinstance(layer, _LazyNormBase) for layer in model.modules())
-            do = "run the model once, so that lazy layers know their channels" if lazy else "use inplace=True"
-            raise BatchNormError(f"the model cannot be copied ({error})", where="convert", do=do) from error
-    changes, left = [], {}
-    for path, layer in model.named_modules():
-        if not isinstance(layer, _BatchNorm):
-            continue
-        before = type(layer).__name__
-        if is_frozen(layer):
-            left[path] = "it is frozen, and nothing of it is the batch's; unfreeze it first"
-            continue
-        reason = _synchronise(layer, path, process_group) if to == "sync" else _separate(layer)
-        if reason:
-            left[path] = reason
-        else:
-            changes.append(Change(path, "class", before, type(layer).__name__))
-    return model, Report(tuple(changes), left)
-
-
-def _synchronise(layer: _BatchNorm, path: str, group: Any) -> str:
-    """Exchange the layer's class for a synchronised one, or say why not."""
-    cls = type(layer)
-    reason = _unfit(layer)
-    if reason:
-        return reason
-    if cls is _TORCHS:
-        own = vars(layer).pop("process_group", None)
-        layer.__class__ = SyncBatchNorm
-        layer._was = _TORCHS  # type: ignore[assignment]
-        layer.process_group = own if group is None else group
-    else:
-        # A masked layer needs more than a batch to be tried, and is known to be fit.
-        if _forwards_itself(cls) and cls is not MaskedBatchNorm:
-            reason = _tried(layer)
-            if reason:
-                return reason
-        layer.__class__ = synchronised(cls)
-        layer.process_group = group  # type: ignore[assignment]
-    layer._path = path  # type: ignore[assignment]
-    return ""
-
-
-def _unfit(layer: _BatchNorm) -> str:
-    cls = type(layer)
-    if isinstance(layer, Synchronised):
-        return "it is synchronised already"
-    if isinstance(layer, _LazyNormBase):
-        return "it does not know its channels yet: run the model once, then convert"
-    if isinstance(layer, _TORCHS) and cls is not _TORCHS:
-        return f"{cls.__name__} is a subclass of torch's SyncBatchNorm, whose exchange cannot be replaced"
-    if isinstance(layer, _Fast) and layer.per_step:
-        return "it keeps statistics for every time step, which are not exchanged"
-    if isinstance(layer, _Fast):
-        own = [name for name in _OWN_WAYS if getattr(cls, name) is not getattr(_Fast, name)]
-        return f"a {cls.__name__} has statistics of its own ({', '.join(own)}), not the batch's" if own else ""
-    taken = [name for name in (*_Fast.additions, "learn", "dimensions") if hasattr(layer, name)]
-    return f"{cls.__name__} has attributes that mean something else in ours: {', '.join(taken)}" if taken else ""
-
-
-def _separate(layer: _BatchNorm) -> str:
-    """Give the layer the class it had, or say why not."""
-    cls = type(layer)
-    if cls is _TORCHS:
-        vars(layer).pop("process_group", None)
-        layer.__class__ = BatchNorm
-        return ""
-    if not isinstance(layer, Synchronised):
-        return "it is not synchronised"
-    was = getattr(layer, "_was", None)
-    if was is None and cls is not SyncBatchNorm:
-        return f"{cls.__name__} is a class of its own"
-    for name in ("_held", "_path", "_was"):
-        vars(layer).pop(name, None)
-    plain: Any = BatchNorm if was is None or was is _TORCHS else was
-    layer.__class__ = plain
-    return ""
-
-
-_made: dict[type[_BatchNorm], type[_BatchNorm]] = {}
-
-
-def synchronised(cls: type[_BatchNorm]) -> type[_BatchNorm]:
-    """Return the subclass of a BN class that does the same with the statistics of all ranks.
-
-    >>> synchronised(nn.BatchNorm2d).__mro__[1:3]
-    (<class 'torch.nn.modules.batchnorm.BatchNorm2d'>, <class 'batchnorm.layers.sync.SyncBatchNorm'>)
-
-    Ours stands between the class and torch's ``_BatchNorm``: what the class overrides stays, and its
-    ``super().forward`` arrives at ours.
-    """
-    if cls in _made:
-        return _made[cls]
-    body: dict[str, Any] = {"_was": cls, "__reduce_ex__": _reduce, "__doc__": cls.__doc__, "__module__": __name__}
-    if _forwards_itself(cls) and not issubclass(cls, _Fast):  # a class of ours normalises by `_apply_to` or not at all
-
-        def forward(self: Any, *given: Any, **named: Any) -> Any:
-            vars(self)["_ran"] = False
-            try:
-                with _Redirected(self):
-                    out = cls.forward(self, *given, **named)
-            finally:
-                ran = vars(self).pop("_ran")
-            if not ran and self.training and active(self._held, made.__name__) is not None:
-                raise BatchNormError(
-                    f"the forward of {cls.__name__} did not come to its normalisation in this call, so that its "
-                    "statistics were not those of all ranks",
-                    where=made.__name__,
-                    do="convert the model back, or let it normalise by super().forward in training",
-                )
-            return out
-
-        def _apply_to(self: Any, *given: Any) -> Any:
-            # Its own use of F.batch_norm, where that is the path taken, is not to be redirected to it.
-            vars(self).update(_busy=True, _ran=True)
-            try:
-                return super(made, self)._apply_to(*given)
-            finally:
-                del vars(self)["_busy"]
-
-        body |= {"forward": forward, "_apply_to": _apply_to}
-    made: Any = type(f"Sync{cls.__name__}", (cls, SyncBatchNorm), body)
-    _made[cls] = made
-    return _made[cls]
-
-
-def _forwards_itself(cls: type[_BatchNorm]) -> bool:
-    return cls.forward not in (_BatchNorm.forward, _Fast.forward)
-
-
-def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
-    """Pickle by the class it was: the one it has exists in this process only."""
-    return _empty, (self._was,), vars(self)
-
-
-def _empty(cls: type[_BatchNorm]) -> _BatchNorm:
-    return synchronised(cls).__new__(synchronised(cls))
-
-
-class _Redirected(TorchFunctionMode):
-    """While a class's own forward runs, ``F.batch_norm`` of this layer's parameters is this layer's own."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is not F.batch_norm or "_busy" in vars(self.layer):
-            return func(*args, **(kwargs or {}))
-        return _redirect(self.layer, *args, **(kwargs or {}))
-
-
-def _redirect(
-    layer: Any,
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    if weight is not layer.weight or bias is not layer.bias or eps != layer.eps:  # another layer's
-        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    y: Tensor
-    y, finite = layer._apply_to(input, None, running_mean, running_var, training, momentum, None)
-    if finite is not None and not torch.compiler.is_compiling():
-        report_nonfinite(finite, layer.nonfinite, type(layer).__name__)
-    return y
-
-
-def _tried(layer: _BatchNorm) -> str:
-    """Try a class with a forward of its own as two ranks would run it; say what went wrong, if anything."""
-    name = type(layer).__name__
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        told = ""
-        for shape in next((shapes for kind, shapes in _SHAPES.items() if isinstance(layer, kind)), ((3, 3), ())):
-            try:
-                told = _tried_on(layer, shape)
-            except Exception as error:
-                told = f"{name} could not be tried on a batch: {type(error).__name__}: {error}"
-            if not told:
-                return ""
-        return told
-
-
-def _tried_on(layer: _BatchNorm, shape: tuple[int, ...]) -> str:
-    name = type(layer).__name__
-    device = next((tensor.device for tensor in (layer.weight, layer.running_mean) if tensor is not None), None)
-    x = torch.randn(8, layer.num_features, *shape, dtype=torch.float64, device=device)
-
-    def prepared() -> Any:
-        twin = copy.deepcopy(layer).train().double()
-        for child in twin.children():  # what drops at random would differ from run to run
-            child.eval()
-        return twin
-
-    stock, twin = prepared(), prepared()
-    expected = stock(x.clone())
-    twin.__class__ = synchronised(type(layer))
-    seen: list[Moments] = []
-    known: list[Moments] = []
-
-    def apply(
-        x: Tensor, residual: Any, mean: Any, var: Any, training: bool, momentum: float, mask: Any
-    ) -> tuple[Tensor, Any]:
-        vars(twin)["_ran"] = True
-        if training:
-            seen.append(known[0] if known else moments(x, mask=mask))
-        return normalize(
-            x, mean, var, twin.weight, twin.bias, training, momentum, twin.eps, twin.activation, residual,
-            twin.negative_slope, name, mask, moments=seen[-1] if training else None, reduce=alone if training else None,
+        raise BatchNormError("plain layers have no process_group", where=_HERE, do="leave it out")
+    if to != "sync" and process_group is not None:
+        raise BatchNormError(f"a {to} norm has no process_group", where=_HERE, do='leave it out, or use "sync"')
+    if to == "sync" and options:
+        raise BatchNormError(f"sync has no option {next(iter(options))!r}", where=_HERE, do="leave it out")
+    hold(process_group, _HERE)
+    groups = options.get("groups")
+    if to == "group" and groups is not None and (type(groups) is not int or groups < 1):
+        raise BatchNormError(
+            f"groups is {groups!r}", where=_HERE,
+            do="use a whole number from 1 up: each layer gets the largest divisor of its channels up to it that leaves "
+            "groups of enough values",
         )  # fmt: skip
 
-    twin._apply_to = apply
-    whole = twin(x.clone())
-    if len(seen) != 1:
-        if seen:
-            return f"{name} normalises {len(seen)} times"
-        return f"{name} does not normalise with the batch's statistics by torch's batch_norm or ours"
-    if not _alike(whole, expected) or not all(
-        _alike(a, b) for a, b in zip(stock.buffers(), twin.buffers(), strict=True)
-    ):
-        return f"{name} gives another output if its batch_norm is replaced"
-    known.append(seen[0])
-    parts = [twin(part.clone()) for part in (x[:3], x[3:])]
-    if not all(_alike(part, _rows(whole, rows)) for part, rows in zip(parts, (slice(0, 3), slice(3, 8)), strict=True)):
-        return f"{name} looks at the batch as a whole in other ways than by its statistics"
-    return ""
+
+def _chosen(model: nn.Module, where: Where) -> Callable[[str, nn.Module], bool]:
+    """Turn what the caller named into a question of a path and a module."""
+    if where is None:
+        return lambda path, module: True
+    if callable(where):
+        return where
+    names = [where] if isinstance(where, str) else list(where)
+    paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
+    for name in names:
+        if not any(_names(name, path) for path in paths):
+            near = difflib.get_close_matches(name, paths, n=1)
+            raise BatchNormError(
+                f"the model has no module {name!r}", where=_HERE,
+                do=f"{f'did you mean {near[0]!r}? Use' if near else 'use'} names of model.named_modules(), or patterns",
+            )  # fmt: skip
+    return lambda path, module: any(_names(name, path) for name in names)
 
 
-def _rows(value: Any, rows: slice) -> Any:
-    return tree_map_only(Tensor, lambda tensor: tensor[rows], value)
+def _names(name: str, path: str) -> bool:
+    return path == name or not name or path.startswith(f"{name}.") or fnmatchcase(path, name)
 
 
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two outputs, tensors or containers of them, are equal up to rounding."""
-    first: list[Tensor] = []
-    second: list[Tensor] = []
-    tree_map_only(Tensor, first.append, a)
-    tree_map_only(Tensor, second.append, b)
-    return bool(first) and len(first) == len(second) and all(
-        x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=1e-7, atol=1e-9)
-        for x, y in zip(first, second, strict=True)
-    )  # fmt: skip
+def _norms(
+    model: nn.Module, to: str, wanted: Callable[[str, nn.Module], bool], default: bool, measured: bool
+) -> dict[str, nn.Module]:
+    """The norms that may be converted, each once, by its path; what norms a weight is part of the layer that has it."""
+    found: dict[nn.Module, str] = {}
+    parametrised = {
+        part for each in model.modules() if isinstance(each, ParametrizationList) for part in each.modules()
+    }
+    for path, module in model.named_modules(remove_duplicate=False):
+        others = not default or (measured and to in OF_BATCHES) or (to != "sync" and bool(kind_of(module)))
+        fits = isinstance(module, _BatchNorm) or (others and _is_norm(module))
+        if fits and module not in parametrised and module not in found and wanted(path, module):
+            found[module] = path
+    return {path: module for module, path in found.items()}
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return bool(kind_of(module)) or (not any(module.children()) and "norm" in type(module).__name__.lower())
+
+
+def _copied(model: nn.Module) -> tuple[nn.Module, dict[int, Any]]:
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise BatchNormError(
+            "a DistributedDataParallel cannot be copied", where=_HERE, do="convert the model, then wrap it"
+        )
+    # Process groups are shared, not copied.
+    groups = [vars(layer).get("process_group") for layer in model.modules()]
+    try:
+        copied, memo = copied_with(model, {id(group): group for group in groups if group is not None})
+    except BatchNormError as error:
+        lazy = any(isinstance(layer, _LazyNormBase) for layer in model.modules())
+        do = "run the model once, so that lazy layers know their channels" if lazy else "use inplace=True"
+        raise BatchNormError(error.problem, where=_HERE, do=do) from error
+    return copied, {id(p): memo.get(id(p), p) for p in model.parameters()}
+
+
+@contextmanager
+def _all_or_nothing(model: nn.Module) -> Iterator[None]:
+    """If something fails, put back what a conversion may have changed in a model."""
+    norms = [module for module in model.modules() if _is_norm(module)]
+    parts = ("_parameters", "_buffers", "_modules")
+    before = [(m, type(m), dict(vars(m)), {part: dict(getattr(m, part)) for part in parts}) for m in norms]
+    tensors = [t for m in norms for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
+    values = [(t, t.detach().clone()) for t in tensors if not is_lazy(t)]
+    try:
+        yield
+    except BaseException:
+        for module, kind, own, held in before:
+            module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(own)
+            for part, entries in held.items():
+                getattr(module, part).clear()
+                getattr(module, part).update(entries)
+        with torch.no_grad():
+            for tensor, value in values:
+                tensor.copy_(value)
+        raise
+
+
+def _certificates(
+    before: nn.Module, after: nn.Module, example: Any, run: Forward, tolerance: float | None, done: Exchange
+) -> tuple[Certificate, Certificate | None]:
+    """Compare the two models, in evaluation, and where training is kept too, in training."""
+    limit = math.inf if tolerance is None and not done.keeps else tolerance
+    with modes(before), modes(after), _full_masks(before), _full_masks(after):
+        before.eval()
+        after.eval()
+        outputs = verify(before, after, example, verb=_HERE, forward=run, tolerance=limit)
+        if not done.keeps_training or shared(before) or shared(after) or not _trains(before, example, run):
+            return outputs, None
+        return outputs, verify_gradients(before, after, example, verb=_HERE, forward=run, tolerance=tolerance)
+
+
+def _trains(model: nn.Module, example: Any, run: Forward) -> bool:
+    """Whether an example will do for training: one of a single sample may not."""
+    with modes(model):
+        try:
+            step(model.train(), example, run)
+        except Exception:
+            return False
+    return True
+
+
+@contextmanager
+def _full_masks(model: nn.Module) -> Iterator[None]:
+    """Let masked layers that are called without a mask count every position."""
+
+    def fill(layer: nn.Module, arguments: Any, keywords: Any) -> Any:
+        x = arguments[0] if arguments else keywords["input"]
+        if len(arguments) > 1 or "mask" in keywords:
+            return None
+        mask = torch.ones((x.shape[0], *x.shape[2:]), dtype=torch.bool, device=x.device)
+        return arguments, {**keywords, "mask": mask}
+
+    with ExitStack() as stack:
+        for layer in model.modules():
+            if isinstance(layer, MaskedBatchNorm):
+                stack.callback(layer.register_forward_pre_hook(fill, with_kwargs=True).remove)
+        yield

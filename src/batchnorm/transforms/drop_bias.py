@@ -18,6 +18,7 @@ from batchnorm.layers.batch import _Fast
 from batchnorm.layers.switches import use_batch_statistics
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate, Change, Report
+from batchnorm.transforms.follow import check_shapes
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
 from batchnorm.transforms.gradients import step, verify_gradients
 from batchnorm.transforms.verify import TOLERANCE, Forward, verify
@@ -55,6 +56,7 @@ def drop_bias(
     without what they held of the biases. ``example`` is what the model is called with, as in `batchnorm.trace`. Above
     the tolerance `NotEquivalent` is raised, and nothing has changed.
     """
+    check_shapes(model, "drop_bias")
     optimizers = check_optimizers(model, optimizer, "drop_bias")
     before = copy.deepcopy(model).eval()
     lean, memo = copied_with(model)

@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from batchnorm.checkpoints import replacing
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.graph import call_with
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.records import Report
+from batchnorm.specs import called
+from batchnorm.transforms.affine import is_norm
 from batchnorm.transforms.fold import fold
+from batchnorm.transforms.follow import check_model
 from batchnorm.transforms.verify import TOLERANCE, difference
 
 
@@ -34,9 +38,11 @@ def export(
 its statistics; call model.eval() first
 
     ``example`` is what the model is called with, as for `fold`, whose results are returned. What was written is read
-    back and run, in onnxruntime if that is installed, and has to give what the model gives. ``dynamic_shapes`` goes to
-    ``torch.export`` as it is. ONNX needs the packages onnx and onnxscript.
+    back and run, in onnxruntime if that is installed, and has to give what the model gives; else there is no file. A
+    model without BN is written as it is. ``dynamic_shapes`` goes to ``torch.export`` as it is. ONNX needs the packages
+    onnx and onnxscript.
     """
+    check_model(model, "export")
     file = Path(path)
     if file.suffix not in (".onnx", ".pt2"):
         raise BatchNormError(f"the file is named {file.name!r}", where="export", do="end its name in .onnx or .pt2")
@@ -51,21 +57,28 @@ its statistics; call model.eval() first
         raise BatchNormError(
             f"{' and '.join(missing)} cannot be imported", where="export", do="pip install 'batchnorm[onnx]'"
         )
-    folded, report = fold(model, example)
+    folded, report = (model, Report())
+    if any(is_norm(module) for module in model.modules()):  # there is none after `fold`, or after `convert`
+        folded, report = fold(model, example)
     args, kwargs = ((), example) if isinstance(example, dict) else (_tuple(example), None)
-    with torch.no_grad(), _quiet():
-        program = torch.export.export(folded, args, kwargs, dynamic_shapes=dynamic_shapes)
+    with torch.no_grad(), _quiet(), replacing(file) as written:
+        program = called(
+            "export: torch.export, given this model,",
+            lambda: torch.export.export(folded, args, kwargs, dynamic_shapes=dynamic_shapes),
+        )
         expected = tensors_in(call_with(folded, fresh(example)))
         if file.suffix == ".pt2":
-            torch.export.save(program, file)
-            got = tensors_in(call_with(torch.export.load(file).module(), fresh(example)))
+            torch.export.save(program, written)
+            got = tensors_in(call_with(torch.export.load(written).module(), fresh(example)))
         else:
-            torch.onnx.export(program, (), file, verbose=False)
-            got = _run_onnx(file, example) if find_spec("onnxruntime") is not None else expected
-    _, relative = difference(expected, got)
-    allowed = max(TOLERANCE.get(t.dtype, 0.0) for t in expected)
-    if not relative <= allowed:
-        raise NotEquivalent(f"{file.name} gives something else than the model, by {relative:.2g} of the largest output")
+            called("export: torch.onnx.export", lambda: torch.onnx.export(program, (), written, verbose=False))
+            got = _run_onnx(written, example) if find_spec("onnxruntime") is not None else expected
+        _, relative = difference(expected, got)
+        allowed = max(TOLERANCE.get(t.dtype, 0.0) for t in expected)
+        if not relative <= allowed:
+            raise NotEquivalent(
+                f"{file.name} gives something else than the model, by {relative:.2g} of the largest output"
+            )
     return folded, report
 
 

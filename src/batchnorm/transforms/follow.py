@@ -2,14 +2,58 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from batchnorm.errors import BatchNormError
 
 Optimizers = Optimizer | Iterable[Optimizer] | None
+
+
+def check_optimizers(model: nn.Module, optimizer: Optimizers, where: str) -> tuple[Optimizer, ...]:
+    """Return one or several optimisers as a tuple, or say which is not one for this model.
+
+    >>> check_optimizers(nn.Linear(2, 1), None, "freeze")
+    ()
+    """
+    return several(optimizer, model, where)
+
+
+def check_model(model: Any, where: str) -> None:
+    """Refuse what is no model.
+
+    >>> check_model(nn.Linear, "fuse")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: fuse: the model is the class Linear; call it, and give what it makes
+    """
+    if isinstance(model, type):
+        raise BatchNormError(
+            f"the model is the class {model.__name__}", where=where, do="call it, and give what it makes"
+        )
+    if not isinstance(model, nn.Module):
+        raise BatchNormError(
+            f"the model is a {type(model).__name__}", where=where, do="give an nn.Module as the first argument"
+        )
+
+
+def check_shapes(model: nn.Module, where: str) -> None:
+    """Refuse a model with layers that do not know their shapes yet: it can neither be copied nor measured.
+
+    >>> check_shapes(nn.Sequential(nn.LazyLinear(2)), "fuse")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: fuse: 0 (LazyLinear) does not know its shapes yet; run the model once first
+    """
+    check_model(model, where)
+    for path, module in model.named_modules():
+        held = (*module._parameters.values(), *module._buffers.values())
+        if any(tensor is not None and is_lazy(tensor) for tensor in held):
+            name = f"{path or 'the model'} ({type(module).__name__})"
+            raise BatchNormError(f"{name} does not know its shapes yet", where=where, do="run the model once first")
 
 
 def several(optimizer: Optimizers, model: nn.Module, where: str) -> tuple[Optimizer, ...]:
@@ -20,9 +64,8 @@ def several(optimizer: Optimizers, model: nn.Module, where: str) -> tuple[Optimi
     >>> len(several(torch.optim.SGD(model.parameters(), lr=0.1), model, "fuse"))
     1
     """
-    if optimizer is None:
-        return ()
-    found = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    check_model(model, where)
+    found = as_tuple(optimizer)
     known = {id(p) for p in model.parameters()}
     for each in found:
         if not isinstance(each, Optimizer):
@@ -57,3 +100,93 @@ def follow(optimizers: tuple[Optimizer, ...], old: nn.Module, new: nn.Module) ->
         moved = [(to.get(id(p), p), state) for p, state in each.state.items()]
         each.state.clear()
         each.state.update(moved)
+
+
+def copy_model(model: nn.Module, optimizer: Optimizers = None) -> nn.Module:
+    """Copy a model with its gradients; the optimisers go over to the copy, with groups and state.
+
+    >>> import torch
+    >>> model = nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> copy_model(model, optimizer).weight is optimizer.param_groups[0]["params"][0]
+    True
+    """
+    copied, memo = copied_with(model)
+    carry_over(optimizer, memo)
+    return copied
+
+
+def copied_with(model: nn.Module, share: Mapping[int, Any] | None = None) -> tuple[nn.Module, dict[int, Any]]:
+    """Copy a model with its gradients; return the copy, and of the id of each thing in it, its copy.
+
+    >>> model = nn.Linear(2, 1)
+    >>> copied, memo = copied_with(model)
+    >>> memo[id(model.weight)] is copied.weight
+    True
+
+    ``share`` has, by id, what is not to be copied.
+    """
+    memo: dict[int, Any] = dict(share or {})
+    try:
+        copied = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise BatchNormError(f"the model cannot be copied ({error})", do="change it with inplace=True") from error
+    for old in model.parameters():
+        if old.grad is not None and id(old) in memo:
+            memo[id(old)].grad = old.grad.clone()
+    return copied, memo
+
+
+def carry_over(optimizer: Optimizers, moved: Mapping[int, Any]) -> None:
+    """Exchange parameters of optimisers, by id, in their groups, with their state; None takes one out.
+
+    >>> import torch
+    >>> old, new = nn.Linear(2, 1), nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(old.parameters(), lr=0.1)
+    >>> carry_over(optimizer, {id(old.weight): new.weight, id(old.bias): None})
+    >>> [p is new.weight for p in optimizer.param_groups[0]["params"]]
+    [True]
+
+    A group that loses all its parameters stays, for a schedule may count on it.
+    """
+    for each in as_tuple(optimizer):
+        for group in each.param_groups:
+            after = [moved.get(id(p), p) for p in group["params"]]
+            group["params"] = [p for p in after if p is not None]
+        states = [(moved.get(id(p), p), state) for p, state in each.state.items()]
+        each.state.clear()
+        each.state.update((p, state) for p, state in states if p is not None)
+
+
+def join(optimizers: tuple[Optimizer, ...], beside: Iterable[nn.Parameter], new: Iterable[nn.Parameter]) -> None:
+    """Give new parameters to the optimiser that holds those of the same layer, in their group.
+
+    >>> import torch
+    >>> layer, more = nn.Linear(2, 1), nn.Parameter(torch.zeros(1))
+    >>> optimizer = torch.optim.SGD([{"params": [layer.bias]}, {"params": [layer.weight]}], lr=0.1)
+    >>> join((optimizer,), [layer.weight], [more])
+    >>> optimizer.param_groups[1]["params"][1] is more
+    True
+
+    Beside nothing, they go to the first group of the first; beside what no optimiser holds, to none: somebody chose
+    that this layer does not learn.
+    """
+    own, more = {id(p) for p in beside}, list(new)
+    for each in optimizers:
+        for group in each.param_groups:
+            if any(id(p) in own for p in group["params"]):
+                group["params"] += more
+                return
+    if optimizers and not own:
+        optimizers[0].param_groups[0]["params"] += more
+
+
+def as_tuple(optimizer: Optimizers) -> tuple[Optimizer, ...]:
+    """Return one or several optimisers as a tuple.
+
+    >>> as_tuple(None)
+    ()
+    """
+    if optimizer is None:
+        return ()
+    return tuple(optimizer) if isinstance(optimizer, Iterable) else (optimizer,)

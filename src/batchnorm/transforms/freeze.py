@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, overload
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
-from torch.optim import Optimizer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
 from batchnorm.layers.frozen import FrozenBatchNorm
 from batchnorm.records import Change, Report
+from batchnorm.transforms.follow import Optimizers as Optimizers
+from batchnorm.transforms.follow import carry_over as carry_over
+from batchnorm.transforms.follow import check_optimizers as check_optimizers
+from batchnorm.transforms.follow import copied_with as copied_with
+from batchnorm.transforms.follow import copy_model as copy_model
 
 Modules = Iterable["str | nn.Module"] | str | nn.Module | None
-Optimizers = Optimizer | Iterable[Optimizer] | None
 
 # A torch layer keeps its object, and with it its hooks, its users and its parameters, and gets another class: ours
 # has the switches that train() does not touch. The memory of what it was is an attribute of the layer, so that it is
@@ -33,17 +35,9 @@ _BY_DIMENSIONS: dict[int, type[_Fast]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: Bat
 _MEMORY = "_before_freeze"
 
 
-@overload
-def freeze(
-    model: nn.Module, modules: Modules = None, *, optimizer: Optimizers = None, inplace: Literal[False] = False
-) -> tuple[nn.Module, Report]: ...
-@overload
-def freeze(
-    model: nn.Module, modules: Modules = None, *, optimizer: Optimizers = None, inplace: Literal[True]
-) -> Report: ...
 def freeze(
     model: nn.Module, modules: Modules = None, *, optimizer: Optimizers = None, inplace: bool = False
-) -> tuple[nn.Module, Report] | Report:
+) -> tuple[nn.Module, Report]:
     """Return a copy of the model whose BN layers are constant, and a report of what changed.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GroupNorm(2, 8))
@@ -68,7 +62,7 @@ learn True -> False
     ``optimizer``: one or several, made for ``model``; they go over to the copy with their groups and their state.
     Gradients of gamma and beta that are left over are dropped, so that momentum and weight decay do not move them
     either: torch's optimisers skip a parameter that has no gradient.
-    ``inplace``: change the model itself, and return the report alone.
+    ``inplace``: change the model itself, and return it with the report.
     """
     target, chosen = _begin(model, modules, optimizer, inplace, "freeze")
     changes: list[Change] = []
@@ -85,28 +79,9 @@ learn True -> False
     for (path, layer), memory in zip(layers, memories, strict=True):
         setattr(layer, _MEMORY, memory)
         changes += _freeze(path, layer, memory)
-    report = Report(tuple(changes), left)
-    return report if inplace else (target, report)
+    return target, Report(tuple(changes), left)
 
 
-@overload
-def unfreeze(
-    model: nn.Module,
-    modules: Modules = None,
-    *,
-    optimizer: Optimizers = None,
-    dimensions: int | None = None,
-    inplace: Literal[False] = False,
-) -> tuple[nn.Module, Report]: ...
-@overload
-def unfreeze(
-    model: nn.Module,
-    modules: Modules = None,
-    *,
-    optimizer: Optimizers = None,
-    dimensions: int | None = None,
-    inplace: Literal[True],
-) -> Report: ...
 def unfreeze(
     model: nn.Module,
     modules: Modules = None,
@@ -114,7 +89,7 @@ def unfreeze(
     optimizer: Optimizers = None,
     dimensions: int | None = None,
     inplace: bool = False,
-) -> tuple[nn.Module, Report] | Report:
+) -> tuple[nn.Module, Report]:
     """Return a copy of the model in which `freeze` is undone, and a report.
 
     >>> frozen, _ = freeze(nn.Sequential(nn.BatchNorm2d(8)))
@@ -146,8 +121,7 @@ def unfreeze(
         elif isinstance(module, _BatchNorm):
             by_hand = isinstance(module, _Fast) and is_frozen(module)
             left[path] = "frozen by its switches, not by freeze: set them" if by_hand else "not frozen"
-    report = Report(tuple(changes), left)
-    return report if inplace else (target, report)
+    return target, Report(tuple(changes), left)
 
 
 def is_frozen(layer: nn.Module) -> bool:
@@ -159,78 +133,6 @@ def is_frozen(layer: nn.Module) -> bool:
     return isinstance(layer, _Fast) and layer.statistics == "running" and layer.update is False
 
 
-def copy_model(model: nn.Module, optimizer: Optimizers = None) -> nn.Module:
-    """Copy a model with its gradients; the optimisers go over to the copy, with groups and state.
-
-    >>> import torch
-    >>> model = nn.Linear(2, 1)
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> copy_model(model, optimizer).weight is optimizer.param_groups[0]["params"][0]
-    True
-    """
-    copied, memo = copied_with(model)
-    carry_over(optimizer, memo)
-    return copied
-
-
-def copied_with(model: nn.Module) -> tuple[nn.Module, dict[int, Any]]:
-    """Copy a model with its gradients; return the copy, and of the id of each thing in it, its copy.
-
-    >>> model = nn.Linear(2, 1)
-    >>> copied, memo = copied_with(model)
-    >>> memo[id(model.weight)] is copied.weight
-    True
-    """
-    memo: dict[int, Any] = {}
-    try:
-        copied = copy.deepcopy(model, memo)
-    except Exception as error:
-        raise BatchNormError(f"the model cannot be copied ({error})", do="change it with inplace=True") from error
-    for old in model.parameters():
-        if old.grad is not None and id(old) in memo:
-            memo[id(old)].grad = old.grad.clone()
-    return copied, memo
-
-
-def carry_over(optimizer: Optimizers, moved: Mapping[int, Any]) -> None:
-    """Exchange parameters of optimisers, by id, in their groups, with their state; None takes one out.
-
-    >>> import torch
-    >>> old, new = nn.Linear(2, 1), nn.Linear(2, 1)
-    >>> optimizer = torch.optim.SGD(old.parameters(), lr=0.1)
-    >>> carry_over(optimizer, {id(old.weight): new.weight, id(old.bias): None})
-    >>> [p is new.weight for p in optimizer.param_groups[0]["params"]]
-    [True]
-
-    A group that loses all its parameters stays, for a schedule may count on it.
-    """
-    for each in _optimizers(optimizer):
-        for group in each.param_groups:
-            after = [moved.get(id(p), p) for p in group["params"]]
-            group["params"] = [p for p in after if p is not None]
-        states = [(moved.get(id(p), p), state) for p, state in each.state.items()]
-        each.state.clear()
-        each.state.update((p, state) for p, state in states if p is not None)
-
-
-def check_optimizers(model: nn.Module, optimizer: Optimizers, where: str) -> tuple[Optimizer, ...]:
-    """Return the optimisers as a tuple, or say which is not one for this model.
-
-    >>> check_optimizers(nn.Linear(2, 1), None, "freeze")
-    ()
-    """
-    known = {id(p) for p in model.parameters()}
-    optimizers = _optimizers(optimizer)
-    for each in optimizers:
-        if not isinstance(each, Optimizer):
-            raise BatchNormError(f"optimizer is a {type(each).__name__}", where=where, do="give torch optimisers")
-        if not any(id(p) in known for group in each.param_groups for p in group["params"]):
-            raise BatchNormError(
-                "the optimizer holds no parameter of this model", where=where, do="give the one made for it"
-            )
-    return optimizers
-
-
 def _begin(
     model: nn.Module, modules: Modules, optimizer: Optimizers, inplace: bool, where: str
 ) -> tuple[nn.Module, tuple[str, ...] | None]:
@@ -238,12 +140,6 @@ def _begin(
     chosen = _choose(model, modules, where)
     optimizers = check_optimizers(model, optimizer, where)
     return (model if inplace else copy_model(model, optimizers)), chosen
-
-
-def _optimizers(optimizer: Optimizers) -> tuple[Optimizer, ...]:
-    if optimizer is None:
-        return ()
-    return tuple(optimizer) if isinstance(optimizer, Iterable) else (optimizer,)
 
 
 def _choose(model: nn.Module, modules: Modules, where: str) -> tuple[str, ...] | None:

@@ -18,7 +18,7 @@ from batchnorm.graph import call_with, trace
 from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
 from batchnorm.preserve import _HOOKS, modes, untouched
 from batchnorm.records import Change, Report
-from batchnorm.transforms.follow import Optimizers, follow, several
+from batchnorm.transforms.follow import Optimizers, check_shapes, follow, several
 from batchnorm.transforms.gradients import TOLERANCE, Step, apart, double, few_samples, step, verify_gradients
 from batchnorm.transforms.rewrite import Wanted, activation_of, rewrite
 from batchnorm.transforms.verify import Forward, verify
@@ -64,6 +64,7 @@ def fuse(
     buffers after the step) in both modes. Above the tolerance `NotEquivalent` is raised. The argument is not changed;
     optimisers that are given go over to the copy, with groups and state.
     """
+    check_shapes(model, "fuse")
     optimizers = several(optimizer, model, "fuse")
     before = copy.deepcopy(model)
     fused = copy.deepcopy(before)

@@ -22,10 +22,11 @@ from batchnorm.layers.normed import Normed, append_norm
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.drop_bias import held_bias, takes_steps
+from batchnorm.transforms.follow import check_shapes
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
 from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
 from batchnorm.transforms.gradients import Step, apart, double, few_samples, step
-from batchnorm.transforms.measuring import first_of, no_batches
+from batchnorm.transforms.measuring import first_of, no_batches, streamed
 from batchnorm.transforms.verify import Forward, verify
 
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
@@ -86,6 +87,7 @@ def insert(
     ``optimizer``: one or several, made for ``model``; they go over to the copy, and gamma and beta join the group of
     the weight before them (or the first group). The modes of the model stay.
     """
+    check_shapes(model, _HERE)
     optimizers = check_optimizers(model, optimizer, _HERE)
     if only not in ONLY:
         raise BatchNormError(f"only is {only!r}", where=_HERE, do=f"use one of {', '.join(map(repr, ONLY))}")
@@ -270,7 +272,7 @@ def _measure(
                     raise BatchNormError("it makes NaN or infinite values", where=f"{_HERE}: {path}")
 
             stack.callback(layer.register_forward_hook(look).remove)
-        for batch in [batches] if isinstance(batches, Tensor) else batches:
+        for batch in streamed(batches, _HERE):
             forward(model, batch)
     if all(each.moments is None for each in seen.values()):
         raise no_batches(_HERE)

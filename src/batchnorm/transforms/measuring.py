@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from html import escape
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -16,7 +19,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.switches import _turned
-from batchnorm.records import Change, Report
+from batchnorm.records import Change, Report, _plain
 from batchnorm.transforms.freeze import is_frozen
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -74,6 +77,11 @@ def observing(model: nn.Module, seen: Mapping[_BatchNorm, Tally]) -> Iterator[li
         x, mask = shown(layer, arguments, keywords)
         if isinstance(layer, _Fast) and layer.one_value == "running" and layer._has_one_value(x, mask):
             return  # the layer does not use its moments either
+        if not isinstance(layer, _Fast) and x.dim() > 1 and x.shape[1] and x.numel() == x.shape[1]:
+            raise BatchNormError(
+                f"a batch gives a {type(layer).__name__} one value per channel, {list(x.shape)}, which has no variance",
+                do="leave such a batch out (drop_last=True), or give larger ones",
+            )
         if not seen[layer].add(x, mask):
             report_nonfinite(False, getattr(layer, "nonfinite", "reject"), type(layer).__name__)
 
@@ -142,6 +150,34 @@ class Measured:
         self.batches = 0
         self._state = state
 
+    def figures(self) -> dict[str, Any]:
+        """Return what was counted and estimated, for programs."""
+        return {"batches": self.batches}
+
+    def to_json(self) -> str:
+        """Serialise what was done and what was counted, as the reports of other verbs do.
+
+        >>> model = nn.BatchNorm1d(1)
+        >>> '"batches": 0' in Measured(model, State(model, [model])).to_json()
+        True
+        """
+        return json.dumps(_plain({**asdict(self.report), **self.figures()}), indent=1, allow_nan=False, default=str)
+
+    def __rich__(self) -> Any:
+        """Let ``rich.print`` draw the tables of the report, under a line of its own."""
+        from rich.console import Group
+        from rich.text import Text
+
+        from batchnorm.present import printable, report_table
+
+        return Group(Text(printable(repr(self))), report_table(self.report))
+
+    def _repr_html_(self) -> str:
+        """Let a notebook draw tables."""
+        from batchnorm.present import report_html
+
+        return f"<p>{escape(repr(self))}</p>{report_html(self.report)}"
+
     def restore(self) -> nn.Module:
         """Put statistics, gamma, beta, modes and ``requires_grad`` back as they were, exactly; return the model."""
         self._state.put_back()
@@ -185,6 +221,22 @@ def first_of(verb: str) -> Forward:
         return model(batch)
 
     return forward
+
+
+def streamed(batches: Any, verb: str) -> Iterable[Any]:
+    """Return batches to go through: a tensor is one of them, and what cannot be gone through is refused.
+
+    >>> len(list(streamed(torch.ones(4, 2), "calibrate")))
+    1
+    """
+    if isinstance(batches, Tensor):
+        return [batches]
+    if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
+        raise BatchNormError(
+            f"the batches are a {type(batches).__name__}", where=verb, do="give a list of batches, or a DataLoader"
+        )
+    found: Iterable[Any] = batches
+    return found
 
 
 def no_batches(verb: str) -> BatchNormError:

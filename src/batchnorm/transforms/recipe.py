@@ -12,7 +12,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from batchnorm.errors import BatchNormError
 from batchnorm.records import Change
-from batchnorm.transforms.freeze import Optimizers, _optimizers
+from batchnorm.transforms.follow import Optimizers, as_tuple
 
 _HERE = "recipe"
 
@@ -48,7 +48,7 @@ def recipe(
     it cannot reach is dropout that a forward calls as a function. Where weight decay is decoupled from the gradient
     (AdamW), a step decays by the product of the two, which stays the same.
     """
-    optimizers = _optimizers(optimizer)
+    optimizers = as_tuple(optimizer)
     _check(optimizers, factor, weight_decay, faster)
     change_schedule = _schedule(scheduler, optimizers, faster)  # may refuse, so before anything changes
     changes: list[Change] = []

@@ -47,7 +47,7 @@ def lbfgs(monitor):
 
             def closure(x=x):
                 optimizer.zero_grad()
-                value = loss(model, x)
+                value = loss(model, x + 0)  # another tensor every time
                 value.backward()
                 return value
 

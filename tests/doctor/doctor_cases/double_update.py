@@ -66,6 +66,9 @@ HEALTHY_RUNS = {
     "update_once": lambda monitor: train(monitor, bn.update_once(Checkpointed(True))),
     "update_once at the end": lambda monitor: train(monitor, bn.update_once(Checkpointed(False, last=True))),
     "update_once, our layer": lambda monitor: train(monitor, bn.update_once(Checkpointed(False, bn.BatchNorm1d))),
+    "our layer at the end, where the recomputation stops before it updates": lambda monitor: train(
+        monitor, Checkpointed(False, bn.BatchNorm1d, last=True)
+    ),
     "no checkpoint": lambda monitor: train(monitor, Checkpointed(False).block),
     "frozen": lambda monitor: train(monitor, Frozen(False).train()),
     "updates in the recomputation only": lambda monitor: train(monitor, Checkpointed(True, OnlyInTheRecomputation)),

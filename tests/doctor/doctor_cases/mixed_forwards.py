@@ -98,6 +98,18 @@ def micro_batches(monitor, size, steps=30):
             optimizer.step()
 
 
+def pairs(monitor):
+    """Two examples at a time and one value of each: moments that differ wildly, and by chance."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    with monitor(model, optimizer):
+        for _ in range(100):
+            optimizer.zero_grad()
+            for _ in range(4):
+                model(torch.randn(2, 3)).square().mean().backward()
+            optimizer.step()
+
+
 SICK_RUNS = {
     "a GAN": lambda monitor: gan(monitor, True),
     "its discriminator alone": lambda monitor: gan(monitor, False),
@@ -111,5 +123,6 @@ HEALTHY_RUNS = {
     "unlabelled data of the same kind": lambda monitor: guessed_labels(monitor, real),
     "micro-batches": lambda monitor: micro_batches(monitor, 8),
     "micro-batches of two": lambda monitor: micro_batches(monitor, 2, steps=60),
+    "pairs": pairs,
     "too short to tell": lambda monitor: gan(monitor, True, steps=5),
 }

@@ -4,17 +4,50 @@ import torch
 from torch import nn
 
 
+class Labels(nn.Module):
+    """A model that answers with labels only."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x).argmax(1)
+
+
+class Unused(nn.Module):
+    """A model with a second head that nobody calls."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.other = model, nn.BatchNorm1d(3)
+        self.other.running_mean.fill_(50)
+
+    def forward(self, x):
+        return self.model(x)
+
+
+def blobs(number=192):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(3).repeat(number // 3)
+    centres = 3 * torch.randn(3, 6, generator=generator) + 4
+    x = centres[labels] + torch.randn(number, 6, generator=generator)
+    order = torch.randperm(number, generator=generator)
+    return x[order], labels[order]
+
+
+def cut(number, size):
+    x, labels = blobs()
+    return list(zip(x[:number].split(size), labels[:number].split(size), strict=True))
+
+
 def trained(momentum, steps=60):
     """A classifier of shifted blobs, after some steps of training, with its data."""
-    generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(
         nn.Linear(6, 16, bias=False), nn.BatchNorm1d(16, momentum=momentum), nn.ReLU(), nn.Linear(16, 3)
     )
-    labels = torch.arange(3).repeat(64)
-    centres = 3 * torch.randn(3, 6, generator=generator) + 4
-    x = centres[labels] + torch.randn(192, 6, generator=generator)
-    order = torch.randperm(192, generator=generator)
-    batches = list(zip(x[order].split(32), labels[order].split(32), strict=True))
+    x, labels = blobs()
+    batches = list(zip(x.split(32), labels.split(32), strict=True))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(steps):
         inputs, targets = batches[step % len(batches)]
@@ -24,14 +57,57 @@ def trained(momentum, steps=60):
     return model, batches
 
 
-def case(momentum, labels=True):
+def case(momentum, labels=True, wrap=lambda model: model, data=None):
     model, batches = trained(momentum)
-    return {"model": model, "data": batches if labels else [x for x, _ in batches]}
+    return {"model": wrap(model), "data": data or (batches if labels else [x for x, _ in batches])}
+
+
+def with_bad(momentum, value):
+    arguments = case(momentum, labels=False)
+    arguments["data"][1] = arguments["data"][1].clone()
+    arguments["data"][1][0, 0] = value
+    return arguments
+
+
+def without_effect(arguments):
+    """Gamma is 0: whatever the statistics are, nothing of them arrives at the outputs."""
+    nn.init.zeros_(arguments["model"][1].weight)
+    return arguments
+
+
+def poisoned():
+    arguments = case(0.1)
+    arguments["model"][1].running_mean[0] = float("nan")
+    return arguments
+
+
+def pixel_by_pixel():
+    """Data in batches of one image, to a network that learned from batches of 64: joined before they are compared."""
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
+    images = 3 * torch.randn(256, 1, 1, 1) + torch.randn(256, 1, 8, 8)
+    with torch.no_grad():
+        for batch in images.split(64) * 20:
+            model(batch)
+    return {"model": model, "data": list(images[:64].split(1))}
+
+
+def worse():
+    """Sorted by class: the batches' own statistics give the classes away, and exact ones would be worse."""
+    model, _ = trained(0.1)
+    x, labels = blobs()
+    shift = torch.where(labels == 0, 20.0, 0.0).unsqueeze(1)
+    return {"model": model, "data": list(zip((x + shift).split(32), labels.split(32), strict=True))}
 
 
 SICK = {
     "momentum 0.001": lambda: case(0.001),
     "without labels": lambda: case(0.001, labels=False),
+    "outputs are labels": lambda: case(0.001, labels=False, wrap=Labels),
+    "a last batch of one": lambda: case(
+        0.001, data=[(x[:n], y[:n]) for (x, y), n in zip(trained(0.001)[1], (32, 32, 1), strict=False)] * 2
+    ),
+    "a batch with a NaN": lambda: with_bad(0.001, float("nan")),
+    "a batch with an infinity": lambda: with_bad(0.001, float("inf")),
 }
 HEALTHY = {
     "momentum 0.1": lambda: case(0.1),
@@ -40,4 +116,13 @@ HEALTHY = {
         "model": nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False)),
         "data": list(torch.randn(4, 8, 2)),
     },
-}
+    "no BN": lambda: {"model": nn.Linear(3, 2), "data": [torch.randn(4, 3)]},
+    "a new model": lambda: {"model": nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), "data": [blobs()[0]]},
+    "six examples": lambda: case(0.1, data=cut(6, 6)),
+    "six examples, one by one": lambda: case(0.1, data=cut(6, 1)),
+    "batches of one image": pixel_by_pixel,
+    "an unused layer": lambda: case(0.1, wrap=Unused),
+    "NaN in the statistics": poisoned,
+    "no effect": lambda: without_effect(case(0.001)),
+    "exact statistics are worse": worse,
+}  # fmt: skip

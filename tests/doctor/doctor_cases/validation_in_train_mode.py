@@ -92,6 +92,16 @@ def wholly_checkpointed(model, x):
     return torch.utils.checkpoint.checkpoint(model, x.requires_grad_(), use_reentrant=True)
 
 
+def checkpointed_once(monitor):
+    """One call in the middle within a reentrant checkpoint."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with monitor(model, optimizer):
+        for step, x in enumerate(torch.randn(6, 8, 3)):
+            (wholly_checkpointed(model, x) if step == 3 else model(x)).sum().backward()
+            optimizer.step()
+
+
 def sanity_check(monitor):
     """One pass before the training, which moved the statistics, and a second one in the middle, which is the bug."""
     model = network()
@@ -113,5 +123,6 @@ HEALTHY_RUNS = {
     "update_bn": update_bn,
     "in every step": in_every_step,
     "a checkpoint in it": lambda monitor: train(monitor, PartlyCheckpointed()),
+    "a checkpoint around it, once": checkpointed_once,
     "a checkpoint around it": lambda monitor: train(monitor, network(), wholly_checkpointed),
 }

@@ -74,8 +74,7 @@ class _Watcher(Watcher):
             yield from self._judge(run, path, turns)
 
     def on_backward(self, run: Run, path: str) -> Iterator[Finding]:
-        if run.stepping is None:
-            self.turns.reached(path)
+        self.turns.reached(path)
         yield from ()
 
     def on_step(self, run: Run) -> Iterator[Finding]:

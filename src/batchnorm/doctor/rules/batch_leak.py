@@ -95,8 +95,9 @@ class Means:
         if len(self.parts) < 4:
             return 1.0
         means, expected = (torch.stack([part[i] for part in self.parts]) for i in (0, 1))
-        scale = 1 / (means.var(0) + expected.mean(0)).clamp(min=1e-30)
-        return float((means.var(0) * scale).sum() / (expected.mean(0) * scale).sum().clamp(min=1e-30))
+        chance, seen = expected.mean(0), means.var(0)
+        alive = chance > 1e-12 * (seen + means.square().mean(0))  # a channel that is constant says nothing
+        return float((seen[alive] / chance[alive]).mean()) if bool(alive.any()) else 1.0
 
 
 def _counted(labels: Tensor) -> Counter[int]:

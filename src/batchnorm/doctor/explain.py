@@ -1,0 +1,77 @@
+"""The commands ``batchnorm explain`` and ``batchnorm rules``; torch is imported only when they run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from batchnorm.doctor.config import one_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def explain(
+    rule: Annotated[str, typer.Argument(help="A code such as BN201, or a name such as stale-statistics.")],
+) -> None:
+    """Explain a rule: what it finds, why that is bad, what to do instead, and where people met it.
+
+    Examples:
+
+      batchnorm explain BN201
+
+      batchnorm explain bias-before-norm
+    """
+    from rich.console import Console
+
+    from batchnorm.doctor.pages import page_of, rule_named
+
+    show_page(page_of(rule_named(rule)), Console())
+
+
+def show_page(page: str, console: Console) -> None:
+    """Show a page of Markdown: drawn on a terminal, as it is in a pipe.
+
+    >>> from rich.console import Console
+    >>> show_page("# BN101", Console())
+    # BN101
+    """
+    from rich.markdown import Markdown
+
+    if console.is_terminal:
+        console.print(Markdown(page))
+    else:
+        print(page.rstrip())
+
+
+def rules(
+    format: Annotated[str, typer.Option(help="text or json.")] = "text",
+) -> None:
+    """List the rules: code, name, severity, what each looks at, and whether it can be repaired by machine.
+
+    Rules that look at `tensors` work on a bare checkpoint; those of a `run`
+    need bn.monitor around the training loop.
+    """
+    import json
+
+    from rich.table import Table
+
+    from batchnorm.doctor.codes import RULES
+    from batchnorm.doctor.pages import short_needs
+    from batchnorm.present import plain_console
+
+    one_of(format, ("text", "json"), "--format")
+    columns = ("code", "name", "severity", "needs", "fix")
+    rows = [
+        dict(zip(columns, (rule.code, rule.name, rule.severity, short_needs(rule), rule.safety), strict=True))
+        for rule in RULES.values()
+    ]
+    if format == "json":
+        titled = [{**row, "title": RULES[row["code"]].title} for row in rows]
+        typer.echo(json.dumps(titled, indent=1))
+        return
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(row[column] for column in columns))
+    plain_console().print(table)

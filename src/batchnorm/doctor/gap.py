@@ -1,0 +1,126 @@
+"""How far running statistics are from exact ones, how far that is too far, and what it does to a model's outputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from batchnorm.doctor.subject import Norm, Subject
+from batchnorm.transforms.calibrate import Calibrated
+
+# A running average over training wanders about the exact values by about this much, and does no harm.
+MEAN, VARIANCE = 0.25, 0.4  # standard deviations; natural logarithm of the ratio (a factor of 1.5)
+OUTPUT = 0.05  # of the outputs' deviation about their mean
+ERRORS = 4.0  # so many standard errors of what the data says
+ACCURACY = 0.05
+MOST = 10.0  # standard deviations, or a factor: what a single channel counts at most
+
+
+class Effect:
+    """What exact statistics would do to a model's outputs and accuracy on the data."""
+
+    def __init__(self, subject: Subject, fresh: Any, calibrated: Calibrated) -> None:
+        old, new = subject.outputs, subject.outputs_of(fresh)
+        self.moved = moved_by(old, new)
+        self.was, self.now = subject.accuracy(old), subject.accuracy(new)
+        # The accuracy of so many examples is known to about this much, whichever it is.
+        self.noise = 2 * math.sqrt(0.5 / max(calibrated.samples, 1))
+        self.samples = calibrated.samples
+
+    @property
+    def matters(self) -> bool:
+        """Whether the outputs move, and not for the worse: what running statistics know may be worth more than data."""
+        worse = self.was is not None and self.now is not None and self.was - self.now > self.noise
+        return self.moved > OUTPUT and not worse
+
+    @property
+    def grave(self) -> bool:
+        """Whether accuracy is lost."""
+        known = self.was is not None and self.now is not None
+        return known and self.now - self.was > max(ACCURACY, self.noise)  # type: ignore[operator]
+
+    @property
+    def words(self) -> str:
+        """Say what changes."""
+        if math.isinf(self.moved):
+            told = "the outputs have other shapes"
+        elif self.moved < 10:
+            told = f"the outputs change by {self.moved:.0%}"
+        else:
+            told = f"the outputs change by a factor of {self.moved:.0f}"
+        if self.was is not None and self.now is not None:
+            told += f" and accuracy goes from {self.was:.1%} to {self.now:.1%}"
+        return f"with exact statistics {told}"
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The same for machines."""
+        known: dict[str, Any] = {"samples": self.samples}
+        known |= {} if math.isinf(self.moved) else {"outputs_moved": self.moved}
+        if self.was is not None and self.now is not None:
+            known |= {"accuracy": self.was, "accuracy_calibrated": self.now}
+        return known
+
+
+def limits(calibrated: Calibrated, path: str) -> tuple[float, float]:
+    """Beyond which distance of means and of variances the data can be trusted to say that a layer is off."""
+    # One batch cannot say how sure it is, and few are not sure of that: as if an example were a single value.
+    few = 1 / math.sqrt(max(calibrated.samples, 1))
+    of_mean, of_var = (e if e < math.inf else 0.0 for e in calibrated.standard_errors[path])
+    return max(MEAN, ERRORS * max(of_mean, few)), max(VARIANCE, ERRORS * max(of_var, math.sqrt(2) * few))
+
+
+def distance(norm: Norm, exact: Any) -> tuple[float, float]:
+    """How far running statistics are from exact ones: the means, in standard deviations, and the variances, as the
+    logarithm of their ratio; root mean square over channels. NaN where they are not finite (BN203).
+
+    The larger of the two deviations counts, and no channel for more than so much: one that gives a constant has a
+    variance of nothing, which is infinitely far from any other, and does no harm.
+    """
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    mean, var, running_mean, running_var = (
+        t.detach().double().cpu() for t in (exact.running_mean, exact.running_var, norm.running_mean, norm.running_var)
+    )
+    off = (running_mean - mean) / (var.maximum(running_var) + norm.eps).sqrt()
+    apart = ((running_var + norm.eps) / (var + norm.eps)).log()
+    off, apart = off.clamp(-MOST, MOST), apart.clamp(-math.log(MOST), math.log(MOST))
+    return float(off.square().mean().sqrt()), float(apart.square().mean().sqrt())
+
+
+def moved_by(old: list[list[Tensor]], new: list[list[Tensor]]) -> float:
+    """By how much outputs differ, as a share of their deviation about their mean (root mean squares).
+
+    Where there are no real numbers among them (labels, masks), the share of those that differ; infinity if they have
+    other shapes; NaN if none is finite.
+    """
+    pairs = [(a, b) for x, y in zip(old, new, strict=True) for a, b in zip(x, y, strict=False)]
+    if any(len(x) != len(y) for x, y in zip(old, new, strict=True)) or any(a.shape != b.shape for a, b in pairs):
+        return math.inf
+    floats = [(a.double(), b.double()) for a, b in pairs if a.dtype.is_floating_point and a.numel()]
+    if not floats:
+        count = sum(a.numel() for a, _ in pairs)
+        return sum(int((a != b).sum()) for a, b in pairs) / count if count else 0.0
+    both = [(a, b, a.isfinite() & b.isfinite()) for a, b in floats]  # a batch with a NaN is not the statistics' fault
+    real = [(a[fit], b[fit]) for a, b, fit in both]
+    count = sum(b.numel() for _, b in real)
+    if not count:
+        return math.nan
+    mean = sum(float(b.sum()) for _, b in real) / count
+    spread = math.sqrt(sum(float((b - mean).square().sum()) for _, b in real) / count)
+    apart = math.sqrt(sum(float((a - b).square().sum()) for a, b in real) / count)
+    scale = spread if spread > 1e-6 * abs(mean) else abs(mean)  # an output that does not vary has no deviation
+    return apart / scale if scale > 0 else 0.0
+
+
+def few(values: Tensor | None) -> list[float]:
+    """The first numbers of a statistic, for a finding.
+
+    >>> import torch
+    >>> few(torch.arange(9) / 3)
+    [0.0, 0.3333, 0.6667, 1.0]
+    """
+    assert values is not None
+    return [float(f"{v:.4g}") for v in values.detach().flatten()[:4].tolist()]

@@ -1,0 +1,114 @@
+"""Running statistics that were never updated: evaluation does not normalise at all.
+
+## What it does
+Finds BN layers whose running mean is exactly 0 and whose variance is exactly 1, as in a new layer, although the model
+is used: it is in evaluation mode, or something shows that it was trained (beta differs from channel to channel, batches
+were counted, the optimiser has state, other BN layers have statistics and the example reaches this one). A new model in
+training mode is as it should be, and so is a layer that nobody calls.
+
+## Why is this bad?
+In evaluation such a layer is the identity, but for gamma and beta. Training had statistics of the batch, so the network
+that is evaluated is another one. It happens when the state is not carried along (functional code that drops the new
+buffers, a checkpoint of parameters only), with ``momentum=0.0``, and when training ran in evaluation mode.
+
+## Example
+```python
+model.load_state_dict(dict(trained.named_parameters()), strict=False)  # the buffers stay behind
+model.eval()
+```
+
+## Use instead
+```python
+model.load_state_dict(trained.state_dict())
+model, calibrated = bn.calibrate(model, batches)  # if the statistics are lost
+```
+
+## Fix safety
+Unsafe: `batchnorm.calibrate` measures the statistics of the data that is given, which must be that of training.
+
+## References
+- patrick-kidger/equinox#955
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.rule import Rule
+from batchnorm.doctor.run import uses
+from batchnorm.doctor.subject import Norm, Subject, measured
+from batchnorm.records import Finding, Report
+
+
+def look(subject: Subject) -> Iterator[Finding]:
+    """Find buffers that are as new in a model that is not."""
+    new = [norm for norm in subject.norms if norm.is_new]
+    if not new:
+        return
+    others = len(new) < sum(norm.running_mean is not None for norm in subject.norms)
+    stepped = any(state for optimizer in subject.optimizers for state in optimizer.state.values())
+    for norm in new:
+        reached = _reached(subject, norm)
+        if reached is False:
+            continue
+        why = _trained(norm)
+        if not why and others:
+            if not reached:  # it has no trace of training, and nobody says that it is called
+                continue
+            why = "other layers have statistics, and the example reaches this one"
+        if not why and stepped:
+            why = "the optimiser has stepped"
+        evaluates = norm.layer is not None and not uses(norm.layer)[0]
+        if not why and not evaluates:
+            continue
+        grave = bool(why) and (evaluates or norm.layer is None)
+        reason = why or "it is in evaluation mode"
+        also = " and it is in evaluation mode" if why and evaluates else ""
+        yield RULE.found(
+            norm.path,
+            f"its running mean is still 0 and its variance 1 in every channel, although {reason}{also}",
+            "load the buffers too, or bn.calibrate(model, batches of the training data)",
+            severity="error" if grave else "warning",
+            channels=_channels(norm),
+            batches_tracked=-1 if norm.num_batches_tracked is None else int(norm.num_batches_tracked),
+            evaluation_mode=evaluates,
+        )
+
+
+def _reached(subject: Subject, norm: Norm) -> bool | None:
+    """Whether the example reaches a layer; None if there is no example to tell."""
+    if subject.model is None or subject.example is None:
+        return None
+    assert norm.layer is not None
+    return bool(subject.graph.of(norm.layer))
+
+
+def _trained(norm: Norm) -> str:
+    """What shows that a layer has been through training; gammas are often initialised at random, betas are not."""
+    if norm.num_batches_tracked is not None and int(norm.num_batches_tracked) > 0:
+        return f"it counted {int(norm.num_batches_tracked)} batches"
+    if norm.bias is not None:
+        return "its beta was trained" if _varies(norm.bias) else ""
+    return "its gamma was trained" if norm.weight is not None and _varies(norm.weight) else ""
+
+
+def _varies(values: Tensor) -> bool:
+    return values.numel() > 1 and not values.is_meta and bool((values != values.flatten()[0]).any())
+
+
+def _channels(norm: Norm) -> int:
+    return 0 if norm.running_mean is None else norm.running_mean.shape[-1]
+
+
+def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+    """Measure the statistics."""
+    patient.model, done = measured(patient.model, patient.need("batches", RULE.code), patient.forward)
+    return done.report
+
+
+RULE = Rule(
+    "BN202", "never-updated", "warning", __doc__, look, ("tensors",), fix=fix, safety="unsafe", keeps=False
+)  # fmt: skip

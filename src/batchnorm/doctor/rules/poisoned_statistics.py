@@ -1,0 +1,187 @@
+"""Running statistics that are NaN, infinite or negative: every evaluation from now on is lost.
+
+## What it does
+Counts the channels whose running mean or variance is not finite, or whose variance is negative, in a model or a
+checkpoint. While training runs, it names the step and the call in which that happened, the layer that was first, and
+where it came from: the batch that the model was given, a parameter that was not finite already, or an overflow inside.
+
+## Why is this bad?
+One bad batch is enough: a running average never forgets a NaN. Training may go on and look well (it uses the batch's
+own statistics), and every evaluation gives NaN, or zeros where a variance is infinite. Torch's layers take such a batch
+in; ours reject its statistics, and say so.
+
+## Example
+```python
+x = (image - image.mean()) / image.std()  # an all-black image: 0 / 0
+model(x)
+```
+
+## Use instead
+```python
+model = nn.Sequential(nn.Conv2d(3, 64, 3), bn.BatchNorm2d(64))  # a batch that is not finite is not learned from
+```
+
+## Fix safety
+Unsafe: the poisoned layers are reset and measured anew on the data that is given (`batchnorm.calibrate`); the others
+keep what they have. If parameters are not finite either, only an older checkpoint helps.
+
+## References
+- pytorch/pytorch#1206
+- facebookresearch/SparseConvNet#190
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.rule import Rule
+from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.subject import Subject, measured
+from batchnorm.nested import tensors_in
+from batchnorm.records import Change, Finding, Report
+
+REPAIR = "bn.calibrate(model, batches) after resetting the layer; bn.BatchNorm1d/2d/3d never learn from such a batch"
+
+
+def look(subject: Subject) -> Iterator[Finding]:
+    """Count what is no number, and what cannot be a variance."""
+    bad = _bad_parameters(subject)
+    for norm in subject.norms:
+        counts = _counts(norm.running_mean, norm.running_var)
+        if not any(counts.values()):
+            continue
+        lost = f"; {bad} values of parameters are not finite either" if bad else ""
+        yield RULE.found(
+            norm.path,
+            f"{_words(counts)}{lost}",
+            "load an older checkpoint: calibration cannot bring parameters back" if bad else REPAIR,
+            fix="none" if bad else None,
+            bad_parameters=bad,
+            **counts,
+        )
+
+
+def _counts(mean: Tensor | None, var: Tensor | None) -> dict[str, Any]:
+    """How many channels are bad, in which way."""
+    found: dict[str, Any] = {}
+    for name, values in (("mean", mean), ("variance", var)):
+        if values is None or values.is_meta:
+            continue
+        found[f"{name}_nan"] = int(values.isnan().sum())
+        found[f"{name}_infinite"] = int(values.isinf().sum())
+        if name == "variance":
+            found["variance_negative"] = int((values < 0).sum()) - int((values == -torch.inf).sum())
+    return found
+
+
+def _words(counts: Mapping[str, Any]) -> str:
+    parts = {
+        statistic: [f"{n} {kind.replace('nan', 'NaN')}" for kind in ("nan", "infinite", "negative")
+                    if (n := counts.get(f"{statistic}_{kind}", 0))]
+        for statistic in ("mean", "variance")
+    }  # fmt: skip
+    return " and ".join(
+        f"its running {statistic} has {', '.join(bad)} value{'s' * (bad != ['1 ' + bad[0][2:]])}"
+        for statistic, bad in parts.items()
+        if bad
+    )
+
+
+def _bad_parameters(subject: Subject) -> int:
+    if subject.model is not None:
+        tensors: list[Tensor] = list(subject.model.parameters())
+    else:
+        tensors = [t for key, t in (subject.state or {}).items() if "running_" not in key]
+    real = [t for t in tensors if t.dtype.is_floating_point and not t.is_meta]
+    return sum(int((~t.detach().isfinite()).sum()) for t in real)
+
+
+class _Watcher(Watcher):
+    """After every call, one look at all buffers that moved in it; the details are found out when it is too late."""
+
+    def __init__(self) -> None:
+        self.order: dict[str, _BatchNorm] = {}  # the layers of this call, in order
+        self.given: list[Tensor] = []
+        self.known: set[str] | None = None
+
+    def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
+        self.order, self.given = {}, tensors_in(*arguments, *keywords.values())
+        if self.known is None:
+            self.known = {path for path, layer in run.layers.items() if not _all_finite([layer])}
+            for path in self.known:
+                counts = _counts(run.layers[path].running_mean, run.layers[path].running_var)
+                words = f"{_words(counts)}, from before the run began"
+                yield RULE.found(path, words, REPAIR, step=run.step, call=run.call, **counts)
+
+    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+        if seen.updates and seen.path not in (self.known or ()):
+            self.order.setdefault(seen.path, seen.layer)
+        return iter(())
+
+    def on_return(self, run: Run, output: Any) -> Iterator[Finding]:
+        order, given = self.order, self.given
+        self.order, self.given = {}, []
+        if order and not _all_finite(order.values()):
+            bad = [path for path, layer in order.items() if not _all_finite([layer])]
+            self.known = {*(self.known or ()), *bad}
+            wrong = sum(int((~t.isfinite()).sum()) for t in given if t.dtype.is_floating_point)
+            parameters = sum(int((~p.isfinite()).sum()) for p in run.model.parameters())
+            cause = (
+                f"the batch had {wrong} non-finite value{'s' * (wrong != 1)}" if wrong
+                else f"the batch was finite, {parameters} of the parameters' values were not" if parameters
+                else "batch and parameters were finite: it overflowed inside"
+            )  # fmt: skip
+            for path in bad:
+                first = "it was the first layer" if path == bad[0] else f"{bad[0]} was the first"
+                counts = _counts(order[path].running_mean, order[path].running_var)
+                yield RULE.found(
+                    path,
+                    f"{_words(counts)} since call {run.call} of the model: {cause}; {first}",
+                    REPAIR,
+                    step=run.step,
+                    call=run.call,
+                    bad_inputs=wrong,
+                    bad_parameters=parameters,
+                    first=bad[0],
+                    **counts,
+                )
+
+
+def _all_finite(layers: Any) -> bool:
+    buffers = [b for layer in layers for b in (layer.running_mean, layer.running_var) if b is not None]
+    # A norm is not finite if a value is not; one call for all layers. float32 squares may overflow: then look closely.
+    if not buffers or bool(torch.stack([n.double() for n in torch._foreach_norm(buffers, 1)]).isfinite().all()):
+        return True
+    return all(bool(b.isfinite().all()) for b in buffers)
+
+
+def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+    """Reset the poisoned layers and measure them anew; the others keep what they have."""
+    batches = patient.need("batches", RULE.code)
+    modules = dict(patient.model.named_modules(remove_duplicate=False))
+    wanted = {finding.path for finding in findings}
+    poisoned = {id(modules[path]) for path in wanted}
+    for path in wanted:
+        modules[path].reset_running_stats()
+    others = [m for m in patient.model.modules() if isinstance(m, _BatchNorm) and id(m) not in poisoned]
+    kept = [(t, t.detach().clone()) for layer in others for t in layer._buffers.values() if t is not None]
+    patient.model, done = measured(patient.model, batches, patient.forward)
+    with torch.no_grad():
+        for tensor, value in kept:
+            tensor.copy_(value)
+    changes = [change for change in done.report.changes if change.path in wanted]
+    changed = {change.path for change in changes}
+    changes += [Change(path, "running statistics", "poisoned", "0 and 1") for path in wanted - changed]
+    return Report(tuple(changes), {path: why for path, why in done.report.left.items() if path in wanted})
+
+
+RULE = Rule(
+    "BN203", "poisoned-statistics", "error", __doc__, look, ("tensors",), watch=_Watcher, fix=fix, safety="unsafe",
+    keeps=False,
+)  # fmt: skip

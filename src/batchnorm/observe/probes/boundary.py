@@ -1,0 +1,164 @@
+"""``probe.boundary``: how near the units of a layer fold space to the data, and how much mini-batches shake that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from batchnorm.errors import BatchNormError
+from batchnorm.graph import trace
+from batchnorm.nested import fresh
+from batchnorm.preserve import untouched
+from batchnorm.records import Measurement
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """One BN layer behind a linear one: where its units switch, seen from the data.
+
+    ``without`` is the mean distance of the data to the units' hyperplanes w.z = 0 (as far as the layer's bias goes),
+    ``centred`` to w.z = mu, which the mean subtraction makes of them, ``learned`` to where beta and gamma have moved
+    them, all in the space of the layer's input. ``jitter`` has, for each batch size, by how much the batch's own
+    statistics shake them: the standard deviations of (mu_B - mu)/sigma and of sigma_B/sigma.
+    """
+
+    layer: str
+    without: float
+    centred: float
+    learned: float
+    jitter: dict[int, tuple[float, float]]
+
+    def measurements(self, **setting: Any) -> tuple[Measurement, ...]:
+        """The figures as records."""
+        own = {**setting, "layer": self.layer}
+        found = [
+            Measurement("boundary distance", {**own, "boundary": name}, (value,))
+            for name, value in (("without BN", self.without), ("centred", self.centred), ("learned", self.learned))
+        ]
+        for size, (mean, deviation) in self.jitter.items():
+            found.append(Measurement("boundary jitter", {**own, "batch": size}, (mean, deviation), "sigma"))
+        return tuple(found)
+
+
+def boundary(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    layers: Sequence[str] | None = None,
+    batch_sizes: Sequence[int] = (2, 8, 32, 128),
+    draws: int = 200,
+    seed: int = 0,
+) -> tuple[Boundary, ...]:
+    """Measure, for every BN layer right behind a convolution or linear layer, the distance of its units to the data.
+
+    >>> model = nn.Sequential(nn.Linear(2, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU())
+    >>> (found,) = boundary(model, [torch.randn(256, 2) + 5])
+    >>> found.centred < found.without
+    True
+
+    A unit's boundary is where its activation switches: w.z = 0 in a network without BN, w.z = mu - beta * sigma / gamma
+    with it, mu and sigma being those of all the data here. The distance is |w.z - b| / ||w|| (Balestriero & Baraniuk,
+    2022): the mean is the b of the least squared distance. Batches of each size are drawn from the data with
+    replacement, ``draws`` times; for plain Gaussian inputs their jitter is 1/sqrt(m) and about 1/sqrt(2m).
+    ``batches`` holds tensors, or tuples that begin with one; the model is watched in evaluation mode, and is as it was
+    afterwards. ``layers`` chooses BN layers by path.
+    """
+    inputs = [batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches]
+    if not inputs:
+        raise BatchNormError("there are no batches", where="boundary", do="give at least one")
+    pairs = _pairs(model, inputs[0], layers)
+    seen: dict[str, list[Tensor]] = {path: [] for path in pairs}
+    with untouched(model), torch.no_grad():
+        model.eval()
+        modules = dict(model.named_modules())
+        for path in pairs:
+            modules[path].register_forward_pre_hook(
+                lambda module, given, path=path: seen[path].append(given[0].detach())  # type: ignore[misc]
+            )
+        for given in inputs:
+            model(fresh(given))
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(_measure(path, *pairs[path], torch.cat(seen[path]), batch_sizes, draws, generator) for path in pairs)
+
+
+def _measure(
+    path: str,
+    layer: nn.Module,
+    bn: _BatchNorm,
+    given: Tensor,
+    batch_sizes: Sequence[int],
+    draws: int,
+    generator: torch.Generator,
+) -> Boundary:
+    values = given.double().flatten(2) if given.dim() > 2 else given.double().unsqueeze(2)  # example, unit, position
+    lengths = _lengths(layer).view(1, -1, 1)
+    mean = values.mean((0, 2), keepdim=True)
+    sigma = (values.var((0, 2), correction=0, keepdim=True) + bn.eps).sqrt()
+    gamma = torch.ones_like(mean) if bn.weight is None else bn.weight.detach().double().view(1, -1, 1)
+    beta = torch.zeros_like(mean) if bn.bias is None else bn.bias.detach().double().view(1, -1, 1)
+    switch = torch.where(gamma == 0, float("nan"), mean - beta * sigma / gamma)  # gamma 0: a unit that never switches
+
+    def distance(place: Tensor | float) -> float:
+        return float(((values - place).abs() / lengths).nanmean())
+
+    jitter: dict[int, tuple[float, float]] = {}
+    for size in batch_sizes:
+        found = []
+        for _ in range(draws):
+            batch = values[torch.randint(len(values), (size,), generator=generator)]
+            found.append(
+                torch.stack((
+                    (batch.mean((0, 2)) - mean.flatten()) / sigma.flatten(),
+                    batch.std((0, 2), correction=0) / sigma.flatten(),
+                ))
+            )  # fmt: skip
+        spread = torch.stack(found).std(0).mean(1)
+        jitter[size] = (float(spread[0]), float(spread[1]))
+    return Boundary(path, distance(0.0), distance(mean), distance(switch), jitter)
+
+
+def _lengths(layer: nn.Module) -> Tensor:
+    """The length of every unit's weights."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    weight = weight.detach().double()
+    if isinstance(layer, _ConvTransposeNd):  # inputs, outputs of each group, kernel
+        groups = layer.groups
+        weight = weight.view(groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1)
+    lengths: Tensor = weight.flatten(1).norm(dim=1)
+    return lengths
+
+
+def _pairs(model: nn.Module, example: Any, layers: Sequence[str] | None) -> dict[str, tuple[nn.Module, _BatchNorm]]:
+    """The BN layers whose input a linear layer alone makes."""
+    with untouched(model):
+        graph = trace(model.eval(), example)
+    found: dict[str, tuple[nn.Module, _BatchNorm]] = {}
+    for call in graph.calls:
+        source = graph.producer(call.inputs[0]) if call.inputs else None
+        if call.kind != "module" or not isinstance(call.target, _BatchNorm) or source is None:
+            continue
+        if (
+            source.kind == "module"
+            and isinstance(source.target, (nn.Linear, _ConvNd))
+            and len(graph.of(call.target)) == 1
+        ):
+            found[call.name] = (source.target, call.target)
+    if layers is not None:
+        missing = [path for path in layers if path not in found]
+        if missing:
+            raise BatchNormError(
+                f"{missing[0]!r} is no BN layer right behind a convolution or linear layer, called once",
+                where="boundary",
+                do=f"choose among {', '.join(found) or 'none: there are no such layers'}",
+            )
+        found = {path: found[path] for path in layers}
+    if not found:
+        raise BatchNormError("no BN layer stands right behind a convolution or linear layer", where="boundary")
+    return found

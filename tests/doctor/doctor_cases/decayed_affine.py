@@ -1,0 +1,89 @@
+"""BN102, after torch/torch7#846: "does weight decay also penalize gamma and beta?" "Yes it does." """
+
+import torch
+from torch import nn
+
+import batchnorm as bn
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4), nn.GroupNorm(2, 4)
+    )
+
+
+def ready():
+    model = network()
+    model(torch.randn(2, 3, 6, 6))
+    return model
+
+
+def trained(optimizer_of):
+    """A model whose optimiser has state, which the repair has to keep."""
+    model = ready()
+    optimizer = optimizer_of(model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3, 6, 6)).square().mean().backward()
+        optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def several():
+    """One optimiser for the body, one for the head; the second has groups of its own."""
+    model = ready()
+    body = torch.optim.SGD(model[:4].parameters(), lr=0.1, weight_decay=1e-4)
+    head = torch.optim.AdamW(
+        [{"params": [model[4].weight], "weight_decay": 0.1}, {"params": [model[4].bias, *model[5].parameters()]}],
+        lr=1e-3,
+    )
+    return {"model": model, "optimizer": [body, head]}
+
+
+def frozen_with_gradients():
+    """requires_grad is off, but the gradient that is left over lets the decay through."""
+    case = trained(lambda model: torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-2))
+    case["model"].requires_grad_(False)
+    case["model"][0].weight.requires_grad_(True)
+    return case
+
+
+def frozen():
+    model = ready()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-2)
+    for norm in (model[1], model[5]):
+        norm.requires_grad_(False)
+    return {"model": model, "optimizer": optimizer}
+
+
+def scheduled():
+    case = trained(lambda model: torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4))
+    torch.optim.lr_scheduler.CosineAnnealingLR(case["optimizer"], 10)
+    return case
+
+
+SICK = {
+    "all parameters": lambda: trained(
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    ),
+    "AdamW": lambda: trained(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3)),
+    "Adam": lambda: trained(lambda m: torch.optim.Adam(m.parameters(), lr=1e-3, weight_decay=1e-4)),
+    "named": lambda: trained(lambda m: torch.optim.SGD(m.named_parameters(), lr=0.1, weight_decay=1e-4)),
+    "a group of norms alone": lambda: trained(
+        lambda m: torch.optim.SGD(
+            [{"params": m[0].parameters()}, {"params": m[1].parameters(), "name": "norms"}], lr=0.1, weight_decay=1e-4
+        )
+    ),
+    "several optimisers": several,
+    "frozen, with gradients left over": frozen_with_gradients,
+    "with a schedule": scheduled,
+}
+HEALTHY = {
+    "no decay": lambda: trained(lambda m: torch.optim.SGD(m.parameters(), lr=0.1)),
+    "param_groups": lambda: trained(lambda m: torch.optim.AdamW(bn.param_groups(m, 0.05), lr=1e-3)),
+    "frozen": frozen,
+    "no gamma": lambda: {
+        "model": (model := nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False))),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4),
+    },
+}

@@ -1,0 +1,117 @@
+"""BN202, after equinox#955: parameters were trained, and the state that BN keeps was left behind."""
+
+import torch
+from torch import nn
+
+import batchnorm as bn
+
+
+def network(momentum=0.1, **arguments):
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=momentum, **arguments), nn.ReLU(),
+        nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4, momentum=momentum, **arguments),
+    )  # fmt: skip
+
+
+def trained(momentum=0.1, steps=3, **arguments):
+    model = network(momentum, **arguments)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for x in torch.randn(steps, 8, 3, 8, 8):
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def left_behind(**arguments):
+    model = network(**arguments)
+    model.load_state_dict(dict(trained(**arguments)[0].named_parameters()), strict=False)
+    return model
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.used, self.spare = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.used(self.body(x))
+
+
+class Uncalled(nn.Linear):
+    """Deep supervision that is off: its BN layer is there, and not called."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.norm = nn.BatchNorm1d(2)
+
+
+def two_heads(**more):
+    model = TwoHeads()
+    model(torch.randn(8, 3))
+    return {"model": model.eval(), **more}
+
+
+def one_left():
+    model, _ = trained()
+    model[4].reset_running_stats()
+    return {"model": model, **DATA()}
+
+
+def DATA():
+    return {"data": list(torch.randn(6, 16, 3, 8, 8) * 2 + 1)}
+
+
+def frozen_from_the_start():
+    """A loop that trains in evaluation mode: gamma and beta move, the statistics do not."""
+    model = network().eval()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(4, 3, 8, 8)).square().mean().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer, **DATA()}
+
+
+def only_the_optimiser_knows():
+    """Trained in evaluation mode, with BN that has no gamma and no beta."""
+    model = network(affine=False).eval()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(4, 3, 8, 8)).square().mean().backward()
+    optimizer.step()
+    return {"model": model.train(), "optimizer": optimizer, **DATA()}
+
+
+def dcgan():
+    """Gammas that begin as random numbers about 1, in a network that nobody has trained."""
+    model = network()
+    for layer in (model[1], model[4]):
+        nn.init.normal_(layer.weight, 1.0, 0.02)
+    return {"model": model}
+
+
+SICK = {
+    "buffers left behind": lambda: {"model": left_behind().eval(), **DATA()},
+    "still in training mode": lambda: {"model": left_behind(), **DATA()},
+    "a checkpoint": lambda: {"model": left_behind().state_dict()},
+    "an untrained model in evaluation mode": lambda: {"model": network().eval(), **DATA()},
+    "momentum 0": lambda: {"model": trained(momentum=0.0)[0], **DATA()},
+    "trained in evaluation mode": frozen_from_the_start,
+    "only the optimiser knows": only_the_optimiser_knows,
+    "one layer": one_left,
+    "one layer of ours": lambda: {"model": nn.Sequential(bn.BatchNorm2d(3)).eval(), **DATA()},
+}
+HEALTHY = {
+    "a new model": lambda: {"model": network()},
+    "a new model with its optimiser": lambda: {
+        "model": (model := network()),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    },
+    "the checkpoint of a new model": lambda: {"model": network().state_dict()},
+    "random gammas": dcgan,
+    "trained": lambda: {"model": trained()[0].eval()},
+    "a layer that the example does not reach": lambda: two_heads(example=torch.randn(4, 3)),
+    "a layer with no trace of training": two_heads,
+    "the only layer, and nobody calls it": lambda: {"model": Uncalled().eval(), "example": torch.randn(4, 3)},
+    "on no device": lambda: {"model": nn.BatchNorm1d(3, device="meta").eval()},
+    "no running statistics": lambda: {"model": trained(track_running_stats=False)[0].eval()},
+    "no BN": lambda: {"model": nn.Linear(2, 2).eval()},
+}

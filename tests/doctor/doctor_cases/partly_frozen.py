@@ -1,0 +1,187 @@
+"""BN105, after pytorch/pytorch#86590 and Lightning#15062: a "frozen" backbone whose statistics go on to move."""
+
+import copy
+
+import torch
+from torch import nn
+
+import batchnorm as bn
+
+
+class Net(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.backbone = nn.Sequential(
+            nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4, **options), nn.ReLU(), nn.Flatten()
+        )
+        self.head = nn.Sequential(nn.Linear(64, 4, bias=False), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+    def forward(self, x):
+        return self.head(self.backbone(x))
+
+
+class Remembers(Net):
+    """Freezes its backbone's mode anew in every train(), as fine-tuning code should."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+
+class Momentum(nn.Module):
+    """Two encoders; the second follows the first, and its statistics are meant to move."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = Net()
+        self.key = copy.deepcopy(self.query)
+        self.key.requires_grad_(False)
+
+
+class OwnForward(nn.BatchNorm2d):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+def frozen(model, *modules):
+    for module in modules:
+        module.requires_grad_(False)
+    return {"model": model}
+
+
+def no_gradients(**options):
+    model = Net(**options)
+    return frozen(model, model.backbone)
+
+
+def norm_only():
+    model = Net()
+    return frozen(model, model.backbone[1])
+
+
+def in_eval(model=None, learn=True):
+    model = (model or Net()).train()
+    model.backbone.requires_grad_(learn)
+    model.backbone.eval()
+    return {"model": model, "example": torch.randn(2, 3, 6, 6)}
+
+
+def subclass():
+    model = Net()
+    model.backbone[1] = OwnForward(4)
+    return frozen(model, model.backbone)
+
+
+def with_freeze():
+    model, _ = bn.freeze(Net(), "backbone")
+    model.backbone.requires_grad_(False)
+    return {"model": model.train()}
+
+
+SICK = {
+    "no gradients": no_gradients,
+    "only the norm": norm_only,
+    "without gamma": lambda: no_gradients(affine=False),
+    "the whole model": lambda: frozen(model := Net(), model),
+    "a cumulative average": lambda: no_gradients(momentum=None),
+    "a subclass": subclass,
+    "eval()": in_eval,
+    "eval() and no gradients": lambda: in_eval(learn=False),
+    "eval() of ours": lambda: {"model": nn.Sequential(nn.Linear(2, 2), bn.BatchNorm1d(2).eval())},
+}
+NO_FIX = ("a subclass",)
+HEALTHY = {
+    "all learns": lambda: {"model": Net()},
+    "freeze": with_freeze,
+    "train() remembers": lambda: in_eval(Remembers(), learn=False),
+    "evaluation": lambda: {"model": no_gradients()["model"].eval()},
+    "a momentum encoder": lambda: {"model": Momentum()},
+    "a norm without gamma in a model that learns": lambda: {"model": Net(affine=False)},
+    "frozen, without statistics": lambda: no_gradients(track_running_stats=False),
+    "eval() without statistics": lambda: in_eval(Net(track_running_stats=False)),
+    "gamma without beta": lambda: {"model": nn.Sequential(nn.Linear(2, 2), half_learning())},
+}
+
+
+def half_learning():
+    layer = nn.BatchNorm1d(2)
+    layer.bias.requires_grad_(False)
+    return layer
+
+
+def epochs(monitor, before_epoch, model=None, count=2, validate=True):
+    """Two epochs of three steps; ``before_epoch(model, epoch)`` sets the modes."""
+    model = model or Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with monitor(model, optimizer):
+        for epoch in range(count):
+            before_epoch(model, epoch)
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.randn(4, 3, 6, 6)).square().mean().backward()
+                optimizer.step()
+            if validate:
+                model.eval()
+                with torch.no_grad():
+                    model(torch.randn(2, 3, 6, 6))
+
+
+def once(model, epoch):
+    """eval() before the first epoch; train() before the second."""
+    model.train()
+    if epoch == 0:
+        model.backbone.eval()
+
+
+def every(model, epoch):
+    model.train()
+    model.backbone.eval()
+
+
+def after_the_first(model, epoch):
+    """Freezes in the second epoch, and forgets it in the third."""
+    model.train()
+    if epoch == 1:
+        model.backbone.eval()
+
+
+def on_purpose(model, epoch):
+    """Frozen in the first epoch, with gamma and beta; learns in the second."""
+    model.train()
+    model.backbone.train(epoch > 0).requires_grad_(epoch > 0)
+
+
+def no_gradient(model, epoch):
+    model.train()
+    model.backbone.requires_grad_(False)
+
+
+def alternates(monitor):
+    """A step of the head on frozen features, then one of everything, and so on."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with monitor(model, optimizer):
+        for step in range(6):
+            model.train()
+            model.backbone.train(step % 2 == 1)
+            optimizer.zero_grad()
+            model(torch.randn(4, 3, 6, 6)).square().mean().backward()
+            optimizer.step()
+
+
+SICK_RUNS = {
+    "train() undoes it": lambda monitor: epochs(monitor, once),
+    "without validation": lambda monitor: epochs(monitor, once, validate=False),
+    "frozen later, thawed by train()": lambda monitor: epochs(monitor, after_the_first, count=3),
+    "no gradients": lambda monitor: epochs(monitor, no_gradient),
+}
+HEALTHY_RUNS = {
+    "eval() in every epoch": lambda monitor: epochs(monitor, every),
+    "nothing is frozen": lambda monitor: epochs(monitor, lambda model, epoch: model.train()),
+    "freeze": lambda monitor: epochs(
+        monitor, lambda model, epoch: model.train(), model=bn.freeze(Net(), "backbone")[0]
+    ),
+    "thawed on purpose": lambda monitor: epochs(monitor, on_purpose),
+    "modes that alternate": alternates,
+}

@@ -1,0 +1,66 @@
+"""The pages of the rules are what the docstrings give now."""
+
+from pathlib import Path
+
+import pytest
+
+from batchnorm.doctor import pages
+from batchnorm.doctor.codes import RULES
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_committed_pages_are_up_to_date(capsys):
+    if not DOCS.exists():
+        pytest.skip("the documentation is not beside the tests")
+    assert pages.main(["--check", str(DOCS)]) == 0, capsys.readouterr().out
+
+
+def test_check_finds_changed_missing_and_extra_pages(tmp_path, capsys):
+    assert pages.main([str(tmp_path)]) == 0
+    assert pages.main(["--check", str(tmp_path)]) == 0
+    page = tmp_path / "rules" / "bias-before-norm.md"
+    page.write_text(page.read_text() + "more\n")
+    assert pages.main(["--check", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "rules/bias-before-norm.md is not what the code gives; make the pages with" in out
+    page.unlink()
+    assert pages.main(["--check", str(tmp_path)]) == 1
+    pages.main([str(tmp_path)])
+    gone = tmp_path / "rules" / "no-such-rule.md"
+    gone.write_text("# old")
+    assert pages.main(["--check", str(tmp_path)]) == 1
+    pages.main([str(tmp_path)])
+    assert not gone.exists()
+    assert pages.main(["--check", str(tmp_path)]) == 0
+
+
+def test_every_rule_is_in_the_index_under_a_heading():
+    index = pages.index()
+    for rule in RULES.values():
+        assert f"| {rule.code} | [{rule.name}](rules/{rule.name}.md) |" in index
+        assert rule.code[:3] in pages.GROUPS
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_a_page_says_what_the_rule_says(code):
+    rule, page = RULES[code], pages.page_of(RULES[code])
+    assert page.startswith(f"# {code} {rule.name}\n")
+    assert f"- severity: {rule.severity}" in page
+    assert rule.title in page
+    assert page.count("```") % 2 == 0
+
+
+def test_references_become_links():
+    page = pages._linked(
+        "see a/b#1\n## References\n- pytorch/pytorch#4741\n- discuss.pytorch.org/t/7146 (x)\n- Li et al. (2019)"
+    )
+    assert "see a/b#1\n" in page
+    assert "[pytorch/pytorch#4741](https://github.com/pytorch/pytorch/issues/4741)" in page
+    assert "[discuss.pytorch.org/t/7146](https://discuss.pytorch.org/t/7146) (x)" in page
+
+
+def test_needs():
+    assert pages.short_needs(RULES["BN301"]) == "run"
+    assert pages.needs_of(RULES["BN301"]) == "a training run (bn.monitor)"
+    assert "batches of data (data=)" in pages.needs_of(RULES["BN201"])

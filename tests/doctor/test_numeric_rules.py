@@ -1,0 +1,95 @@
+"""What the rules about numbers say and do beyond firing: which layer, which batch, what a repair leaves alone."""
+
+import copy
+
+import pytest
+import torch
+from doctor_cases import poisoned_statistics, single_value, stale_statistics, wrong_fold
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+import batchnorm as bn
+from batchnorm.doctor.rules.padded_input import counts_in
+from batchnorm.doctor.subject import larger, measured
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def test_accuracy_that_is_lost_is_an_error():
+    (finding,) = bn.check(**stale_statistics.case(0.001), select=["BN201"])
+    assert finding.severity == "error"
+    assert finding.numbers["accuracy"] < 0.8
+    assert finding.numbers["accuracy_calibrated"] > 0.95
+    (finding,) = bn.check(**stale_statistics.case(0.001, labels=False), select=["BN201"])
+    assert finding.severity == "warning"
+
+
+def test_only_what_is_poisoned_is_measured_anew():
+    arguments = poisoned_statistics.negative()
+    repaired, report = bn.fix(arguments["model"], bn.check(**arguments, select=["BN203"]), unsafe=True)
+    assert report.paths == ("1",)
+    assert torch.equal(repaired[4].running_mean, arguments["model"][4].running_mean)
+    exact = measured(copy.deepcopy(arguments["model"]), arguments["data"], None)[0]
+    torch.testing.assert_close(repaired[1].running_var, exact[1].running_var)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "inputs", "parameters"), [("a bad batch", "1", 1, 0), ("a bad weight", "4", 0, 1)]
+)
+def test_the_batch_and_the_layer_that_were_first(name, first, inputs, parameters):
+    runs = []
+
+    def monitor(*arguments):
+        runs.append(bn.monitor(*arguments, warn=False, select=["BN203"]))
+        return runs[-1]
+
+    poisoned_statistics.SICK_RUNS[name](monitor)
+    finding = runs[0].findings[0]
+    assert finding.path == finding.numbers["first"] == first
+    assert (finding.step, finding.numbers["call"]) == (3, 4)
+    assert (finding.numbers["bad_inputs"], finding.numbers["bad_parameters"]) == (inputs, parameters)
+
+
+def test_a_batch_of_one_does_not_stop_training_any_more():
+    arguments = single_value.case(single_value.classifier())
+    with pytest.raises(ValueError, match="more than 1 value"):
+        arguments["model"](torch.randn(1, 5))
+    repaired, report = bn.fix(arguments["model"], bn.check(**arguments, select=["BN204"]))  # without unsafe=True
+    assert type(repaired[1]) is bn.BatchNorm1d
+    assert repaired(torch.randn(1, 5)).shape == (1, 2)
+    assert report.certificate.absolute < 1e-5
+
+
+def test_only_the_layer_that_was_folded_wrongly_is_named():
+    before = wrong_fold.upsampler()
+    after = wrong_fold.folded(before, 3)
+    after[0] = torch.ao.nn.intrinsic.ConvReLU2d(fuse_conv_bn_eval(after[0], after[1]), nn.ReLU())
+    after[1] = after[2] = nn.Identity()
+    findings = bn.check(**wrong_fold.case(before, after), select=["BN503"])
+    assert [finding.path for finding in findings] == ["3"]
+    assert findings[0].numbers["norm"] == "4"
+
+
+def test_where_padding_is():
+    x = torch.randn(3, 4, 9)
+    for row, length in zip(x, (9, 5, 2), strict=True):
+        row[:, length:] = 0
+    expected = torch.arange(9) < torch.tensor([9, 5, 2]).unsqueeze(1)
+    assert torch.equal(counts_in(x), expected)
+    assert torch.equal(counts_in(x.flip(-1)), expected.flip(-1))
+    x[1, :, 5:] = 1.0  # another constant: not padding of one kind
+    assert counts_in(x) is None
+
+
+def test_batches_are_joined_only_where_they_fit():
+    a, b = torch.zeros(4, 3), torch.zeros(4, 5)
+    assert [tuple(x.shape) for x in larger([a, a, b, b, b], least=8)] == [(8, 3), (12, 5)]
+    assert larger([(a, 1), (a, 2)], least=8)[0].shape == (8, 3)
+
+
+def test_a_purpose_that_nobody_knows():
+    with pytest.raises(bn.BatchNormError, match="'deploy'"):
+        bn.check(nn.ReLU(), purpose="deploy")
