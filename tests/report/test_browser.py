@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium h
 
 LARGEST = 6_000_000
 DRAWN = "document.documentElement.dataset.charts === 'drawn'"
-PATIENCE = 30_000  # milliseconds; a page that is slow on a busy machine is no failure
+PATIENCE = 120_000  # milliseconds; a page that is slow on a busy machine is no failure
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +278,7 @@ def test_names_are_shown_and_not_obeyed(browser, pages):
     assert visit.page.locator("img, .card b:text('bold')").count() == 0
     assert visit.page.title() == "The signal in a network"
     shown = visit.page.locator(".plotly-figure").first.locator(".ytick text").all_text_contents()
-    assert f"{IMAGE}, {HOSTILE}" in shown
+    assert {f"{IMAGE}, {HOSTILE}", f"{IMAGE}, {BOLD}"} <= set(shown)
     visit.context.close()
 
 
