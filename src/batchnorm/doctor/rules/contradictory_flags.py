@@ -22,8 +22,8 @@ for layer in model.modules():
 
 ## Use instead
 ```python
-model, report = bn.freeze(model)       # running statistics always; nothing learns
-layer = bn.BatchNorm2d(64, update=False)        # the batch's in training, but keep the running ones
+model, report = bn.freeze(model)  # running statistics always; nothing learns
+layer = bn.BatchNorm2d(64, update=False)  # the batch's in training, but keep the running ones
 layer = bn.BatchNorm2d(64, statistics="batch")  # the batch's, always
 ```
 

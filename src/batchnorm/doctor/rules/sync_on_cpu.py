@@ -16,7 +16,7 @@ model.cpu()(x)
 
 ## Use instead
 ```python
-model, report = bn.convert(model, "sync")   # ours, which runs over gloo as well
+model, report = bn.convert(model, "sync")  # ours, which runs over gloo as well
 model, report = bn.convert(model, "batch")  # plain layers, for one process
 ```
 
