@@ -186,8 +186,8 @@ def test_every_layer_has_a_map_of_every_quantity(signal_records):
         "mean",
         "variance",
         "saturation",
-        "gamma",
-        "beta",
+        "gamma (mean)",
+        "beta (mean)",
         "gradient norm",
     }
     saturation = next(choice.figure["data"][0] for choice in plot.choices if choice.name == "saturation")

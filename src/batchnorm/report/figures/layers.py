@@ -12,6 +12,7 @@ from batchnorm.report.sections import Choice, Plot
 DRAWN_ELSEWHERE = ("histogram",)
 SIGNED = ("mean", "beta")  # colours that part at 0
 WHICH = {"percentiles": 1}  # the sample that a map shows, where it is not the first
+WORDS = {"percentiles": "median", "gamma": "gamma (mean)", "beta": "beta (mean)", "gap": "gap of the means"}
 
 
 def draw(records: RecordFile) -> Plot | None:
@@ -29,7 +30,7 @@ def draw(records: RecordFile) -> Plot | None:
             watched.setdefault(m.quantity, []).append(m)
     if not watched:
         return None
-    choices = tuple(Choice(quantity, heat(quantity, found)) for quantity, found in watched.items())
+    choices = tuple(Choice(WORDS.get(quantity, quantity), heat(quantity, found)) for quantity, found in watched.items())
     rows = max(len(choice.figure["data"][0]["y"]) for choice in choices)
     return Plot(
         "Every layer over the steps",
@@ -59,7 +60,7 @@ def heat(quantity: str, measurements: Iterable[Measurement]) -> dict[str, Any]:
         "z": [[row.get(step) for step in steps] for row in found.values()],
         "hoverongaps": False,
         "hovertemplate": "%{y}, step %{x}: %{z:.4g}<extra></extra>",
-        "colorbar": {"thickness": 12, "title": {"text": plotly_text(quantity)}},
+        "colorbar": {"thickness": 12, "title": {"text": plotly_text(WORDS.get(quantity, quantity))}},
         **(
             {"colorscale": "RdBu", "zmid": 0, "reversescale": True} if quantity in SIGNED else {"colorscale": "Cividis"}
         ),

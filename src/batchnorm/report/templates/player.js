@@ -114,7 +114,8 @@
     box.append(head, svg);
     place.append(box);
     const all = lines.flatMap((line) => line.values).filter((value) => value !== null);
-    const top = share ? 1 : Math.max(...all, 0.1) * 1.05, last = signal.last;
+    const top = share ? 1 : Math.max(...all, 0.1) * 1.05;
+    const last = Math.max(signal.last, ...lines.flatMap((line) => line.steps.slice(-1)));
     let scale = null, cursor = null, dots = [], now = 0;
 
     function layout() {
