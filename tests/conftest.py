@@ -1,8 +1,10 @@
-"""What a test imports from its own folder is gone after it: the commands make the user's folders importable."""
+"""What all tests share: both paths to the arithmetic, and that what a test imports from its folder is gone after it."""
 
 import sys
 
 import pytest
+
+from batchnorm import kernels
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +16,12 @@ def _imports_of_this_test_only(tmp_path_factory):
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None) or "").startswith(base):
             del sys.modules[name]
+
+
+@pytest.fixture(params=["native", "torch"])
+def path(request, monkeypatch):
+    if request.param == "torch":
+        monkeypatch.setattr(kernels, "_kernel", None)
+    elif kernels.kernel() is None:
+        pytest.skip(f"no compiled kernel: {kernels.describe()}")
+    return request.param

@@ -7,16 +7,7 @@ import pytest
 import torch
 
 import batchnorm as bn
-from batchnorm import kernels
 from batchnorm.functional import batch_norm
-
-
-@pytest.fixture(params=["native", "torch"])
-def path(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr(kernels, "_kernel", None)
-    elif kernels.kernel() is None:
-        pytest.skip(f"no compiled kernel: {kernels.describe()}")
 
 
 def layer(**arguments):

@@ -7,16 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from batchnorm import kernels, reference
+from batchnorm import reference
 from batchnorm.functional import batch_norm
-
-
-@pytest.fixture(params=["native", "torch"])
-def path(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr(kernels, "_kernel", None)
-    elif kernels.kernel() is None:
-        pytest.skip(f"no compiled kernel: {kernels.describe()}")
 
 
 def tensors(shape=(6, 20, 3, 4), seed=0):

@@ -10,20 +10,7 @@ from torch import nn
 
 import batchnorm as bn
 from batchnorm.nested import fresh, tensors_in
-
-
-class Run(nn.Module):
-    """A model that is one function of itself and its arguments."""
-
-    def __init__(self, function, **parts):
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, *args, **kwargs):
-        return self.function(self, *args, **kwargs)
-
+from zoo import Run
 
 X = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
 

@@ -30,6 +30,19 @@ def perturb(model, seed=0):
     return model
 
 
+class Run(nn.Module):
+    """A model that is one function of itself and its arguments."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args, **kwargs):
+        return self.function(self, *args, **kwargs)
+
+
 def conv(inputs, outputs, size=3, stride=1, groups=1):
     return nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False)
 

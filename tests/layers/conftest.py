@@ -13,15 +13,6 @@ def _seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=["native", "torch"])
-def path(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr(kernels, "_kernel", None)
-    elif kernels.kernel() is None:
-        pytest.skip(f"no compiled kernel: {kernels.describe()}")
-    return request.param
-
-
 @pytest.fixture
 def kernel_calls(monkeypatch):
     """A list that grows by one with every call of the compiled kernel."""

@@ -13,20 +13,10 @@ from batchnorm.nested import tensors_in
 from batchnorm.transforms.affine import is_norm
 from batchnorm.transforms.verify import difference
 from peer_models import subject
-from zoo import perturb
-
-
-class Run(nn.Module):
-    """A model that is one function of itself and its arguments."""
-
-    def __init__(self, function, **parts):
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, *args, **kwargs):
-        return self.function(self, *args, **kwargs)
+from zoo import (
+    Run,  # noqa: F401
+    perturb,
+)
 
 
 def made(make, dtype=torch.float64):

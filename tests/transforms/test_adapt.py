@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import batchnorm as bn
-from batchnorm import kernels, reference
+from batchnorm import reference
 from batchnorm.lab.data import digits
 from batchnorm.transforms import adapt as home
 
@@ -19,14 +19,6 @@ METHODS = pytest.mark.parametrize("method", ["statistics", "entropy"])
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-@pytest.fixture(params=["native", "torch"])
-def path(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr(kernels, "_kernel", None)
-    elif kernels.kernel() is None:
-        pytest.skip(f"no compiled kernel: {kernels.describe()}")
 
 
 def network(cls=bn.BatchNorm2d):

@@ -16,7 +16,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import batchnorm as bn
-from batchnorm import kernels, reference
+from batchnorm import reference
 from batchnorm.lab.data import digits
 from batchnorm.moments import Moments
 from batchnorm.transforms import calibrate as home
@@ -28,14 +28,6 @@ FORMULAS = {"merged": reference.merged_statistics, "paper": reference.population
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-@pytest.fixture(params=["native", "torch"])
-def path(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr(kernels, "_kernel", None)
-    elif kernels.kernel() is None:
-        pytest.skip(f"no compiled kernel: {kernels.describe()}")
 
 
 def network(cls=bn.BatchNorm2d):

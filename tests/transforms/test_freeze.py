@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import batchnorm as bn
-from batchnorm import kernels
 from batchnorm.records import Change, Report
 from batchnorm.transforms import freeze as home
 
@@ -23,14 +22,6 @@ OPTIMIZERS = {
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-@pytest.fixture(params=["native", "torch"])
-def path(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr(kernels, "_kernel", None)
-    elif kernels.kernel() is None:
-        pytest.skip(f"no compiled kernel: {kernels.describe()}")
 
 
 def mixed():
