@@ -29,6 +29,9 @@ __all__ = ["Moments", "batch_norm", "moments"]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _PLAIN = (Tensor, torch.nn.Parameter)
+_32 = torch.float32
+_compiling, _tracing = torch.compiler.is_compiling, torch._C._get_tracing_state
+_transforming, _dispatching = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
 _LANES = 16  # the widest vector; a tensor smaller than that is not worth a kernel
 
 
@@ -239,21 +242,23 @@ def _serves(
     """Whether the native kernel may take these: sound, plain CPU tensors of dtypes it knows, and nobody tracing."""
     dtype = x.dtype
     if (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None  # before any size is read: a tracer's sizes are tensors
+        _compiling()
+        or _tracing() is not None  # before any size is read: a tracer's sizes are tensors
         or type(x) not in _PLAIN
         or not x.is_cpu
         or dtype not in CODES
         or x.dim() < 2
+        or _transforming()
+        or _dispatching() != 0
+        or forward_ad._current_level >= 0
     ):
         return False
     shape, numel = x.shape, x.numel()
-    channels = shape[1]
-    size = (channels,)
+    size = shape[1:2]
     for tensor in (running_mean, running_var, weight, bias):
         if tensor is not None and (
             tensor.shape != size
-            or ((kind := tensor.dtype) is not dtype and kind is not torch.float32)
+            or ((kind := tensor.dtype) is not _32 and kind is not dtype)
             or type(tensor) not in _PLAIN
             or not tensor.is_cpu
         ):
@@ -262,13 +267,8 @@ def _serves(
         residual.shape != shape or residual.dtype is not dtype or type(residual) not in _PLAIN or not residual.is_cpu
     ):
         return False
-    return (
-        numel >= _LANES * max(shape[0], 1)  # a sample fills a vector, whatever its instruction set
-        and channels * 2 <= numel  # an empty or single-row batch is torch's business
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and forward_ad._current_level < 0
-    )
+    # A sample fills a vector, whatever its instruction set; and an empty or single-row batch is torch's business.
+    return numel >= _LANES * (shape[0] or 1) and shape[1] * 2 <= numel
 
 
 def _serves_mask(x: Tensor, mask: Tensor | None) -> bool:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.graph import increment_version
 
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels import fallback, native
@@ -16,6 +15,11 @@ from batchnorm.kernels.native import ACTIVATIONS, AUX_NONE, AUX_OUTPUT, AUX_RESI
 from batchnorm.moments import Moments
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
+
+# A small batch is all overhead: what it meets on its way has short names here, each found in one step.
+_32 = torch.float32
+_ROWS, _TRAIN, _BACKWARD_TRAIN = native.SAVED_ROWS, native.TRAIN, native.BACKWARD_TRAIN
+_pack, _threads, _increment_version = native.pack_arguments, torch.get_num_threads, torch._C._increment_version
 # Asking one of these for a new tensor takes half as long as torch.empty with a dtype and a device.
 _FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
 _FLOAT64 = torch.empty(0, dtype=torch.float64, device="cpu")
@@ -57,8 +61,7 @@ def differentiable(
     ):
         told: list[Any] = []
         # What has no gradient travels as one argument: each costs time in autograd.
-        rest = (running_mean, running_var, setting, told)
-        y: Tensor = _Native.apply(x, weight, bias, residual, rest)  # type: ignore[no-untyped-call]
+        y = _apply(x, weight, bias, residual, (running_mean, running_var, setting, told))
         return y, told[0], told[1]
     y, _, status, moments = _forward(x, weight, bias, residual, running_mean, running_var, setting)
     return y, status, moments
@@ -69,7 +72,7 @@ def moments(x: Tensor, setting: Setting) -> Tensor:
     groups, channels = setting.groups, setting.like[1]
     found = _FLOAT64.new_empty(groups, 2, channels)
     scratch = _FLOAT32.new_empty(groups * native.SAVED_ROWS, channels)
-    _call(setting, native.MOMENTS, AUX_NONE, x, None, None, None, None, scratch, moments=found)
+    _call(setting, native.MOMENTS, AUX_NONE, x, saved=scratch.data_ptr(), moments=found.data_ptr())
     return found
 
 
@@ -78,49 +81,49 @@ def _call(
     operation: int,
     aux: int,
     x: Tensor,
-    auxiliary: Tensor | None,
-    dy: Tensor | None,
-    out: Tensor | None,
-    out_residual: Tensor | None,
-    saved: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    grad_weight: Tensor | None = None,
-    grad_bias: Tensor | None = None,
-    moments: Tensor | None = None,
-    sums: Tensor | None = None,
+    auxiliary: int = 0,
+    dy: int = 0,
+    out: int = 0,
+    out_residual: int = 0,
+    weight: int = 0,
+    bias: int = 0,
+    running_mean: int = 0,
+    running_var: int = 0,
+    saved: int = 0,
+    grad_weight: int = 0,
+    grad_bias: int = 0,
+    moments: int = 0,
+    sums: int = 0,
     total: float = 0.0,
 ) -> int:
-    """Call the kernel: the one place that knows the order of its arguments."""
+    """Call the kernel: the one place that knows the order of its arguments. All but ``x`` are addresses, or 0."""
     run, like, _, _, momentum, eps, slope, name, groups, samples, mask, _, _ = setting
     activation, cap = ACTIVATIONS[name]
     code: int = run(
-        native.pack_arguments(
+        _pack(
             operation,
             CODES[x.dtype],
             activation,
             aux,
-            torch.get_num_threads(),
+            _threads(),
             *like,
             groups,
             samples,
             0 if mask is None else mask.data_ptr(),
             x.data_ptr(),
-            0 if auxiliary is None else auxiliary.data_ptr(),
-            0 if dy is None else dy.data_ptr(),
-            0 if out is None else out.data_ptr(),
-            0 if out_residual is None else out_residual.data_ptr(),
-            0 if weight is None else weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            0 if running_mean is None else running_mean.data_ptr(),
-            0 if running_var is None else running_var.data_ptr(),
-            saved.data_ptr(),
-            0 if grad_weight is None else grad_weight.data_ptr(),
-            0 if grad_bias is None else grad_bias.data_ptr(),
-            0 if moments is None else moments.data_ptr(),
-            0 if sums is None else sums.data_ptr(),
+            auxiliary,
+            dy,
+            out,
+            out_residual,
+            weight,
+            bias,
+            running_mean,
+            running_var,
+            saved,
+            grad_weight,
+            grad_bias,
+            moments,
+            sums,
             eps,
             momentum,
             slope,
@@ -144,18 +147,18 @@ def _forward(
     running_var: Tensor | None,
     setting: Setting,
 ) -> tuple[Tensor, Tensor, int, Tensor | None]:
-    _, like, layout, training, _, _, _, _, groups, _, _, given, _ = setting
-    channels = like[1]
+    _, (_, channels, _), layout, training, _, _, _, _, groups, _, _, given, _ = setting
     y = torch.empty_like(x)
-    saved = _FLOAT32.new_empty(groups * native.SAVED_ROWS, channels)
-    mean32 = None if running_mean is None else _float32(running_mean)
-    var32 = None if running_var is None else _float32(running_var)
+    saved = _FLOAT32.new_empty(groups * _ROWS, channels)
+    # Whoever has an address must hold the tensor, too: these names live until the kernel is through.
+    weight32, bias32 = _float32(weight), _float32(bias)
+    mean32, var32 = _float32(running_mean), _float32(running_var)
     moments = None
     if given is not None:
         operation = native.APPLY
         moments = torch.stack((given.mean, given.var), -2).to(_FLOAT64)
     elif training:
-        operation = native.TRAIN
+        operation = _TRAIN
         if groups > 1:
             moments = _FLOAT64.new_empty(groups, 2, channels)
     else:
@@ -163,24 +166,24 @@ def _forward(
     code = _call(
         setting,
         operation,
-        AUX_NONE if residual is None else AUX_RESIDUAL,
+        0 if residual is None else AUX_RESIDUAL,
         x,
-        residual,
-        None,
-        y,
-        None,
-        saved,
-        None if weight is None else _float32(weight),
-        None if bias is None else _float32(bias),
-        mean32,
-        var32,
-        None,
-        None,
-        moments,
+        0 if residual is None else residual.data_ptr(),
+        0,
+        y.data_ptr(),
+        0,
+        0 if weight32 is None else weight32.data_ptr(),
+        0 if bias32 is None else bias32.data_ptr(),
+        0 if mean32 is None else mean32.data_ptr(),
+        0 if var32 is None else var32.data_ptr(),
+        saved.data_ptr(),
+        0,
+        0,
+        0 if moments is None else moments.data_ptr(),
     )
     if training and code == 0 and running_mean is not None and running_var is not None:
         if mean32 is running_mean and var32 is running_var:
-            increment_version((running_mean, running_var))
+            _increment_version((running_mean, running_var))
         else:
             running_mean.copy_(mean32)  # type: ignore[arg-type]
             running_var.copy_(var32)  # type: ignore[arg-type]
@@ -206,89 +209,116 @@ class _Native(torch.autograd.Function):
         told += (code, moments)
         # With a residual, the activation's slope is told by the output (or, for silu, by the residual); without
         # one, by x, which is needed anyway.
+        mask = setting.mask
+        if mask is None and residual is None:
+            ctx.save_for_backward(x, weight, bias, saved)
+            ctx.rest = setting, x.stride(), AUX_NONE
+            return y
         name = setting.activation
         if residual is None or name == "none":
-            ctx.aux, auxiliary = AUX_NONE, None
+            aux, auxiliary = AUX_NONE, None
         elif name == "silu":
-            ctx.aux, auxiliary = AUX_RESIDUAL, residual
+            aux, auxiliary = AUX_RESIDUAL, residual
         else:
-            ctx.aux, auxiliary = AUX_OUTPUT, y
-        ctx.setting, ctx.strides = setting, x.stride()
-        ctx.save_for_backward(x, weight, bias, saved, auxiliary, setting.mask)
+            aux, auxiliary = AUX_OUTPUT, y
+        ctx.save_for_backward(x, weight, bias, saved, auxiliary, mask)
+        ctx.rest = setting, x.stride(), aux
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         if torch.is_grad_enabled() or _transformed(dy):
             return _differentiable_backward(ctx, dy)
-        x, weight, bias, saved, auxiliary, mask = ctx.saved_tensors
-        setting: Setting = ctx.setting if mask is None else ctx.setting._replace(mask=mask)
+        x, weight, bias, saved, auxiliary, mask = _saved(ctx)
+        setting, strides, aux = ctx.rest
+        if mask is not None:
+            setting = setting._replace(mask=mask)
         needs = ctx.needs_input_grad
-        if x.stride() != ctx.strides:  # hooks on saved tensors may give back other strides
-            x = x.new_empty_strided(x.shape, ctx.strides).copy_(x)
-        if auxiliary is not None and auxiliary.stride() != ctx.strides:
-            auxiliary = torch.empty_like(x).copy_(auxiliary)
-        if dy.stride() != ctx.strides:
+        if x.stride() != strides:  # hooks on saved tensors may give back other strides
+            x = x.new_empty_strided(x.shape, strides).copy_(x)
+        if dy.stride() != strides:
             dy = torch.empty_like(x).copy_(dy)
         dx = torch.empty_like(x)
         dweight = saved.new_empty(weight.shape) if needs[1] else None
         dbias = saved.new_empty(bias.shape) if needs[2] else None
-        dresidual = torch.empty_like(x) if needs[3] and setting.activation != "none" else None
+        dresidual = None
+        if auxiliary is not None and auxiliary.stride() != strides:
+            auxiliary = torch.empty_like(x).copy_(auxiliary)
+        if needs[3] and setting.activation != "none":
+            dresidual = torch.empty_like(x)
         if setting.reduce is None:
             _call(
                 setting,
-                native.BACKWARD_TRAIN if setting.training else native.BACKWARD_EVAL,
-                ctx.aux,
+                _BACKWARD_TRAIN if setting.training else native.BACKWARD_EVAL,
+                aux,
                 x,
-                auxiliary,
-                dy,
-                dx,
-                dresidual,
-                saved,
-                grad_weight=dweight,
-                grad_bias=dbias,
+                0 if auxiliary is None else auxiliary.data_ptr(),
+                dy.data_ptr(),
+                dx.data_ptr(),
+                0 if dresidual is None else dresidual.data_ptr(),
+                0,
+                0,
+                0,
+                0,
+                saved.data_ptr(),
+                0 if dweight is None else dweight.data_ptr(),
+                0 if dbias is None else dbias.data_ptr(),
             )
         else:
-            assert setting.moments is not None
-            sums = _FLOAT64.new_empty(2, setting.like[1])
-            _call(
-                setting,
-                native.GRAD_SUMS,
-                ctx.aux,
-                x,
-                auxiliary,
-                dy,
-                None,
-                dresidual,
-                saved,
-                grad_weight=dweight,
-                grad_bias=dbias,
-                sums=sums,
-            )
-            _call(
-                setting,
-                native.GRAD_APPLY,
-                ctx.aux,
-                x,
-                auxiliary,
-                dy,
-                dx,
-                dresidual,
-                saved,
-                sums=_reduced(sums, setting.reduce),
-                total=float(setting.moments.count),
-            )
+            _staged_backward(setting, aux, x, auxiliary, dy, dx, dresidual, saved, dweight, dbias)
         if setting.layout is not None:
             dx = dx.contiguous(memory_format=setting.layout)
         if needs[3] and dresidual is None:  # there is nothing between the sum and the output but the mask
             dresidual = dy if mask is None else torch.where(_positions(mask, x), dy, 0)
         return (
             dx if needs[0] else None,
-            None if dweight is None else dweight.to(weight.dtype),
-            None if dbias is None else dbias.to(bias.dtype),
+            dweight if dweight is None or weight.dtype is _32 else dweight.to(weight.dtype),
+            dbias if dbias is None or bias.dtype is _32 else dbias.to(bias.dtype),
             dresidual,
             None,
         )
+
+
+# What `_Native.apply` comes down to where no function transform is active, as `functional` has made sure: the method
+# around it that looks for them takes as long as the kernel does on a small batch.
+_apply: Callable[..., Tensor] = super(torch.autograd.Function, _Native).apply
+
+
+def _saved(ctx: Any) -> tuple[Any, ...]:
+    """x, weight, bias, the kernel's own rows, and what only a residual or a mask need."""
+    tensors: tuple[Any, ...] = ctx.saved_tensors
+    return tensors if len(tensors) == 6 else (*tensors, None, None)
+
+
+def _staged_backward(
+    setting: Setting,
+    aux: int,
+    x: Tensor,
+    auxiliary: Tensor | None,
+    dy: Tensor,
+    dx: Tensor,
+    dresidual: Tensor | None,
+    saved: Tensor,
+    dweight: Tensor | None,
+    dbias: Tensor | None,
+) -> None:
+    """The two halves of a backward pass, with everyone's sums in between."""
+    assert setting.moments is not None
+    assert setting.reduce is not None
+    sums = _FLOAT64.new_empty(2, setting.like[1])
+    both = {
+        "auxiliary": _address(auxiliary), "dy": dy.data_ptr(), "out_residual": _address(dresidual),
+        "saved": saved.data_ptr(),
+    }  # fmt: skip
+    parameters = {"grad_weight": _address(dweight), "grad_bias": _address(dbias)}
+    _call(setting, native.GRAD_SUMS, aux, x, sums=sums.data_ptr(), **both, **parameters)
+    everyones = _reduced(sums, setting.reduce)
+    total = float(setting.moments.count)
+    _call(setting, native.GRAD_APPLY, aux, x, out=dx.data_ptr(), sums=everyones.data_ptr(), total=total, **both)
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _reduced(sums: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
@@ -306,16 +336,17 @@ def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     """Return gradients that have gradients: differentiate the definition, written out in elementary operations."""
     again = torch.is_grad_enabled()
     needs = ctx.needs_input_grad
-    setting: Setting = ctx.setting
+    setting: Setting
+    setting, _, aux = ctx.rest
     with torch.enable_grad():
         # Views, so that a tensor given twice, as input and as residual, has two gradients and not twice their sum.
-        views: list[Any] = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
+        views: list[Any] = [None if t is None else t.view_as(t) for t in _saved(ctx)]
         x, weight, bias, saved, auxiliary, marks = views
         mean = var = None
         if not setting.training:
             mean = saved[0] + saved[1]
             var = saved[4].double().pow(-2).sub(setting.eps).to(saved.dtype)
-        if ctx.aux == AUX_OUTPUT:
+        if aux == AUX_OUTPUT:
             # The slope of a piecewise linear activation is a constant; the output tells which piece.
             inner, residual = "none", None
             dz = dy * _slope(auxiliary, setting.activation, setting.slope)
@@ -364,8 +395,8 @@ def _slope(y: Tensor, activation: str, negative_slope: float) -> Tensor:
     return torch.where(y > 0, 1.0, low).to(y.dtype)
 
 
-def _float32(tensor: Tensor) -> Tensor:
+def _float32(tensor: Tensor | None) -> Tensor | None:
     """Return the tensor as the kernel reads it; bfloat16 parameters and odd strides cost a small copy."""
-    if tensor.dtype is torch.float32 and tensor.is_contiguous():
+    if tensor is None or (tensor.dtype is _32 and tensor.is_contiguous()):
         return tensor
     return tensor.detach().to(torch.float32).contiguous()

@@ -18,6 +18,7 @@ from batchnorm.moments import Moments
 
 STATISTICS = ("auto", "batch", "running")
 ONE_VALUE = ("raise", "running")
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class _Fast(_BatchNorm):
@@ -106,12 +107,11 @@ class _Fast(_BatchNorm):
             named = {name: value for name, value in given.items() if value is not None}
             return cast(Tensor, tracer.create_proxy("call_module", tracer.path_of_module(self), (input,), named))
         self._check_input_dim(input)
-        mean, var = self.running_mean, self.running_var
-        tracked = mean is not None and var is not None
-        auto = self.statistics == "auto"
-        from_batch = (self.training or not tracked) if auto else self._takes_batch()
-        update = tracked and (self.training and self.track_running_stats if self.update is None else self.update)
-        if self.one_value == "running" and tracked and self._has_one_value(input, mask):
+        mean, var, batches = self._mine("_buffers", *_BUFFERS)
+        tracked, training, update = mean is not None and var is not None, self.training, self.update
+        from_batch = (training or not tracked) if self.statistics == "auto" else self._takes_batch()
+        update = tracked and (training and self.track_running_stats if update is None else update)
+        if tracked and self.one_value == "running" and self._has_one_value(input, mask):
             from_batch = update = False  # one value is its own mean, and has no variance
         momentum = 0.0
         if update:
@@ -126,8 +126,8 @@ class _Fast(_BatchNorm):
             if update:
                 finite = self._observe(input, momentum, mask)
         if finite is not None:  # an update was due
-            if self.num_batches_tracked is not None:
-                self.num_batches_tracked.add_(1 if finite is True else finite)
+            if batches is not None:
+                batches.add_(1 if finite is True else finite)
             if finite is not True and not torch.compiler.is_compiling():
                 report_nonfinite(finite, self.nonfinite, type(self).__name__)
         return y
@@ -143,12 +143,13 @@ class _Fast(_BatchNorm):
         mask: Tensor | None,
     ) -> tuple[Tensor, Tensor | bool | None]:
         """Normalise with the batch's statistics (``training``) or the given ones: what other layers do differently."""
+        weight, bias = self._mine("_parameters", "weight", "bias")
         return normalize(
             x,
             mean,
             var,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             training,
             momentum,
             self.eps,
@@ -159,6 +160,14 @@ class _Fast(_BatchNorm):
             mask,
             self._groups(x) if training else 1,
         )
+
+    def _mine(self, room: str, *names: str) -> list[Any]:
+        """Parameters or buffers, by name. To find them as attributes takes a module ten times as long."""
+        held = self.__dict__[room]
+        try:
+            return [held[name] for name in names]
+        except KeyError:  # parametrised, or a replica on another device
+            return [getattr(self, name) for name in names]
 
     def _shares(self) -> bool:
         """Whether other processes have a part in this layer's statistics."""
