@@ -376,9 +376,10 @@ static int64_t NAME(run_matrix)(call *k) {
     if (tiled) {
         /* A tile of about 512 KB, of whole channels and at least 64 columns (four cache lines). */
         int64_t tile = (131072 / rows + 63) / 64 * 64;
-        int64_t share = (columns + a->threads - 1) / a->threads;
-        if (tile > share) tile = (share + 63) / 64 * 64;
-        k->tile = (tile + k->group - 1) / k->group;
+        /* No more than a thread's share, or some would idle; rounded down, as the last tile takes the rest. */
+        const int64_t share = columns / a->threads;
+        if (tile > share) tile = share < 64 ? 64 : share / 64 * 64;
+        k->tile = tile / k->group;
         int64_t tasks = a->channels / k->tile;
         parallel(a->threads, tasks > 0 ? tasks : 1, NAME(tile_task), k);
     } else {
