@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from batchnorm.graph import call_with
 from batchnorm.preserve import random_states
 from batchnorm.records import Change, Measurement, Report
-from batchnorm.transforms.follow import Optimizers, check_shapes, follow, several
+from batchnorm.transforms.follow import Optimizers, check_changeable, follow, several
 from batchnorm.transforms.fuse import fuse
-from batchnorm.transforms.verify import Forward
+from batchnorm.transforms.verify import Forward, check_arguments
 
 Loss = Callable[[Any], Tensor]
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -102,7 +102,8 @@ def accelerate(
     median ratio of neighbouring steps. Optimisers that are given go over to the copy, with groups and state. Give an
     example of the size that you train with: what is faster depends on it.
     """
-    check_shapes(model, "accelerate")
+    check_arguments(model, forward, tolerance, "accelerate")
+    check_changeable(model, "accelerate")
     optimizers = several(optimizer, model, "accelerate")
     fused, report = fuse(model, example, forward=forward, tolerance=tolerance)
     ways: dict[str, nn.Module] = {"as it was": model, "fused": fused}

@@ -18,18 +18,26 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from batchnorm.distributed.groups import hold
 from batchnorm.errors import BatchNormError
-from batchnorm.graph import call_with
+from batchnorm.graph import call_with, check_forward
 from batchnorm.layers.family import find_brick
 from batchnorm.layers.masked import MaskedBatchNorm
 from batchnorm.preserve import modes
 from batchnorm.records import Certificate, Report
 from batchnorm.transforms.bricks import OF_BATCHES, kind_of
 from batchnorm.transforms.exchange import Exchange, shared
-from batchnorm.transforms.follow import Optimizers, carry_over, copied_with, join, several
+from batchnorm.transforms.follow import (
+    Optimizers,
+    carry_over,
+    check_changeable,
+    copied_with,
+    join,
+    scripted_norms,
+    several,
+)
 from batchnorm.transforms.gradients import step, verify_gradients
 from batchnorm.transforms.match import Survey, match
 from batchnorm.transforms.measuring import first_of, no_batches, streamed
-from batchnorm.transforms.verify import Forward, verify
+from batchnorm.transforms.verify import Forward, check_tolerance, verify
 
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 _HERE = "convert"
@@ -94,6 +102,9 @@ running_mean, running_var, num_batches_tracked -> nothing
     """
     to = find_brick(to, _HERE).name
     _check(to, process_group, options)
+    check_changeable(model, _HERE, inplace=inplace)
+    check_tolerance(tolerance, _HERE)
+    check_forward(forward, _HERE)
     optimizers = several(optimizer, model, _HERE)
     wanted = _chosen(model, where)
     batches = None if data is None else list(streamed(data, _HERE))
@@ -127,7 +138,8 @@ running_mean, running_var, num_batches_tracked -> nothing
     carry_over(optimizers, {old: new if id(new) in kept else None for old, new in memo.items()})
     for layer, had in done.had.items():
         join(optimizers, had, [p for p in layer.parameters() if all(p is not each for each in had)])
-    return changed, Report(tuple(done.changes), done.left, *certificates)
+    left = done.left | scripted_norms(changed, "convert it before torch.jit.script")
+    return changed, Report(tuple(done.changes), left, *certificates)
 
 
 def _check(to: str, process_group: Any, options: dict[str, Any]) -> None:

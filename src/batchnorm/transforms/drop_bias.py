@@ -18,10 +18,10 @@ from batchnorm.layers.batch import _Fast
 from batchnorm.layers.switches import use_batch_statistics
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate, Change, Report
-from batchnorm.transforms.follow import check_shapes
+from batchnorm.transforms.follow import check_changeable
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
 from batchnorm.transforms.gradients import step, verify_gradients
-from batchnorm.transforms.verify import TOLERANCE, Forward, verify
+from batchnorm.transforms.verify import TOLERANCE, Forward, check_arguments, verify
 
 # With the batch's own statistics, rounding counts by a channel's deviation, which may be far below the largest output.
 _IN_BATCH_MODE = 100
@@ -56,7 +56,8 @@ def drop_bias(
     without what they held of the biases. ``example`` is what the model is called with, as in `batchnorm.trace`. Above
     the tolerance `NotEquivalent` is raised, and nothing has changed.
     """
-    check_shapes(model, "drop_bias")
+    check_arguments(model, forward, tolerance, "drop_bias")
+    check_changeable(model, "drop_bias")
     optimizers = check_optimizers(model, optimizer, "drop_bias")
     before = copy.deepcopy(model).eval()
     lean, memo = copied_with(model)

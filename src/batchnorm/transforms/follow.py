@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -38,6 +39,47 @@ def check_shapes(model: nn.Module, where: str) -> None:
         if any(tensor is not None and is_lazy(tensor) for tensor in held):
             name = f"{path or 'the model'} ({type(module).__name__})"
             raise BatchNormError(f"{name} does not know its shapes yet", where=where, do="run the model once first")
+
+
+def check_changeable(model: nn.Module, where: str, *, inplace: bool | None = None) -> None:
+    """Refuse a model that cannot be changed: one that is scripted, or has scripted parts where a copy is made.
+
+    >>> import torch, warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     scripted = torch.jit.script(nn.Sequential(nn.BatchNorm1d(2)))
+    >>> check_changeable(scripted, "freeze")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: freeze: the model is scripted, and cannot be changed; give the model that it was \
+made from, and script the result
+    """
+    check_model(model, where)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BatchNormError(
+            "the model is scripted, and cannot be changed", where=where,
+            do="give the model that it was made from, and script the result",
+        )  # fmt: skip
+    for path, module in model.named_modules():
+        # torch copies their parameters as results of a computation: no optimiser takes them.
+        if isinstance(module, torch.jit.ScriptModule) and not inplace and any(True for _ in module.parameters()):
+            raise BatchNormError(
+                f"{path} is scripted, and a copy of it would not learn", where=where,
+                do="give the model as it was before torch.jit.script, and script that part of the result"
+                + ("" if inplace is None else "; or change it with inplace=True"),
+            )  # fmt: skip
+
+
+def scripted_norms(model: nn.Module, do: str) -> dict[str, str]:
+    """Return the BN layers in scripted parts of a model, which no verb can change, with the reason.
+
+    >>> scripted_norms(nn.Sequential(nn.BatchNorm1d(2)), "freeze it before torch.jit.script")
+    {}
+    """
+    return {
+        path: f"it is scripted: {do}"
+        for path, module in model.named_modules()
+        if "BatchNorm" in str(getattr(module, "original_name", ""))
+    }
 
 
 def several(optimizer: Optimizers, model: nn.Module, where: str) -> tuple[Optimizer, ...]:

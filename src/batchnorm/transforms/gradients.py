@@ -73,12 +73,14 @@ def step(model: nn.Module, example: Any, run: Forward = call_with) -> Step:
     )
 
 
-def apart(old: Step, new: Step) -> dict[str, tuple[float, float, torch.dtype]]:
+def apart(old: Step, new: Step, least: Step | None = None) -> dict[str, tuple[float, float, torch.dtype]]:
     """Return, of every tensor of a step, the largest difference: absolute, and as a share of its largest number.
 
     >>> a, b = (Step({"gradients": {"w": torch.tensor([1.0, x])}}) for x in (4.0, 3.0))
     >>> apart(a, b)
     {'gradients of w': (1.0, 0.25, torch.float32)}
+
+    A tensor counts as if it were at least as large as that of the same name in ``least``.
     """
     found: dict[str, tuple[float, float, torch.dtype]] = {}
     for kind, named in old.kinds.items():
@@ -98,8 +100,9 @@ def apart(old: Step, new: Step) -> dict[str, tuple[float, float, torch.dtype]]:
             if a.numel() == 0:
                 continue
             gap = _gap(a, b)
-            scale = max(_size(a), _SMALL * largest)
-            found[f"{kind} of {name}"] = (gap, gap / scale if gap else 0.0, a.dtype)
+            floor = least.kinds[kind].get(name) if least is not None else None
+            scale = max(_size(a), _SMALL * largest, 0.0 if floor is None else _size(floor))
+            found[f"{kind} of {name}"] = (gap, (gap / scale if scale else float("inf")) if gap else 0.0, a.dtype)
     return found
 
 
@@ -136,7 +139,8 @@ def verify_gradients(
     falls on the other side of a ReLU's kink, and a share of the gradient with it. So where the difference is above the
     tolerance, the old model is asked how far its own step moves when its parameters are changed by a unit in the last
     place; the new one may be `KINKS` times as far away. And in float64, where this does not happen, the two must give
-    the same to 1e-9: then the certificate is that of float64.
+    the same to 1e-9: then the certificate is that of float64. A gradient that is zero but for rounding, as that of a
+    bias before BN, moves by more than itself, and is judged by float64 alone.
     """
     run = forward or call_with
     example = _cut(before, example, run)
@@ -150,15 +154,18 @@ def verify_gradients(
                 before.train(mode)
                 after.train(mode)
             old, new = step(before, example, run), step(after, example, run)
-            moved: dict[str, float] | None = None
+            moved: tuple[dict[str, float], dict[str, float]] | None = None
             for name, (absolute, relative, dtype) in apart(old, new).items():
                 limit = TOLERANCE.get(dtype, 0.0) if tolerance is None else tolerance
                 kind = name.split()[0]
                 if not relative <= limit and tolerance is None:
                     if moved is None:
-                        exact = max(exact, _in_float64(before, after, example, run, verb))
+                        exact = max(exact, _in_float64(before, after, example, run, verb, old))
                         moved = _rounding(before, example, run, old)
-                    limit = max(limit, KINKS * moved.get(kind, 0.0))
+                    kinds, tensors = moved
+                    limit = max(limit, KINKS * kinds.get(kind, 0.0))
+                    if exact[0] >= 0:  # only then: a tensor that is nothing but rounding tells nothing here
+                        limit = max(limit, KINKS * tensors.get(name, 0.0))
                 if not relative <= limit:
                     where = "the mode it is in" if mode is None else "training" if mode else "evaluation"
                     raise NotEquivalent(
@@ -171,7 +178,7 @@ def verify_gradients(
                     allowed = max(allowed, limit)
                     worst, share = max(worst, absolute), max(share, relative)
     if exact[0] >= 0:
-        what = f"gradients in float64 (float32: {share:.2g}, as rounding alone moves them)"
+        what = f"gradients in float64 (in the model's own numbers: {share:.2g}, as rounding alone moves them)"
         return Certificate(*exact, TOLERANCE[torch.float64], 1, what)
     return Certificate(worst, share, allowed, 1, "gradients")
 
@@ -188,14 +195,20 @@ def _cut(model: nn.Module, example: Any, run: Forward) -> Any:
     return small
 
 
-def _in_float64(before: nn.Module, after: nn.Module, example: Any, run: Forward, verb: str) -> tuple[float, float]:
-    """The largest differences of a step with a few samples in float64; negative where that cannot be asked."""
+def _in_float64(
+    before: nn.Module, after: nn.Module, example: Any, run: Forward, verb: str, old: Step
+) -> tuple[float, float]:
+    """The largest differences of a step with a few samples in float64; negative where that cannot be asked.
+
+    A gradient that is zero has no size to compare with here. What rounding made of it in the model's own numbers has:
+    terms of that size, and more, were added up.
+    """
     try:
-        pair = [step(copy.deepcopy(m).double(), double(example), run) for m in (before, after)]
+        was, now = (step(copy.deepcopy(m).double(), double(example), run) for m in (before, after))
     except Exception:  # an operation without float64
         return -1.0, -1.0
     worst, share = 0.0, 0.0
-    for name, (absolute, relative, dtype) in apart(*pair).items():
+    for name, (absolute, relative, dtype) in apart(was, now, old).items():
         if not relative <= TOLERANCE.get(dtype, 0.0):
             raise NotEquivalent(
                 f"in float64, {name} would differ by {absolute:.3g} ({relative:.2g} of the largest)",
@@ -206,9 +219,12 @@ def _in_float64(before: nn.Module, after: nn.Module, example: Any, run: Forward,
     return worst, share
 
 
-def _rounding(before: nn.Module, example: Any, run: Forward, old: Step, draws: int = 3) -> dict[str, float]:
-    """How far a step moves, by kind, if every parameter changes by a unit in the last place."""
+def _rounding(
+    before: nn.Module, example: Any, run: Forward, old: Step, draws: int = 3
+) -> tuple[dict[str, float], dict[str, float]]:
+    """How far a step moves, by kind and by tensor, if every parameter changes by a unit in the last place."""
     moved: dict[str, float] = {}
+    by_tensor: dict[str, float] = {}
     for seed in range(draws):
         draw = torch.Generator().manual_seed(seed)
         twin = copy.deepcopy(before)
@@ -221,7 +237,8 @@ def _rounding(before: nn.Module, example: Any, run: Forward, old: Step, draws: i
         for name, (_, relative, _) in apart(old, step(twin, example, run)).items():
             kind = name.split()[0]
             moved[kind] = max(moved.get(kind, 0.0), relative if relative < 1 else 0.0)
-    return moved
+            by_tensor[name] = max(by_tensor.get(name, 0.0), relative)
+    return moved, by_tensor
 
 
 def few_samples(given: Any, samples: int = 4) -> Any:

@@ -22,12 +22,12 @@ from batchnorm.layers.normed import Normed, append_norm
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.drop_bias import held_bias, takes_steps
-from batchnorm.transforms.follow import check_shapes
+from batchnorm.transforms.follow import check_changeable
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
 from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
 from batchnorm.transforms.gradients import Step, apart, double, few_samples, step
 from batchnorm.transforms.measuring import first_of, no_batches, streamed
-from batchnorm.transforms.verify import Forward, verify
+from batchnorm.transforms.verify import Forward, check_arguments, verify
 
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 ONLY = (None, "conv", "linear")
@@ -87,7 +87,8 @@ def insert(
     ``optimizer``: one or several, made for ``model``; they go over to the copy, and gamma and beta join the group of
     the weight before them (or the first group). The modes of the model stay.
     """
-    check_shapes(model, _HERE)
+    check_arguments(model, forward, tolerance, _HERE)
+    check_changeable(model, _HERE)
     optimizers = check_optimizers(model, optimizer, _HERE)
     if only not in ONLY:
         raise BatchNormError(f"only is {only!r}", where=_HERE, do=f"use one of {', '.join(map(repr, ONLY))}")
