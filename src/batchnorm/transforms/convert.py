@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +28,7 @@ from batchnorm.transforms.follow import (
     Optimizers,
     carry_over,
     check_changeable,
+    check_shapes,
     copied_with,
     join,
     scripted_norms,
@@ -105,6 +105,8 @@ running_mean, running_var, num_batches_tracked -> nothing
     check_changeable(model, _HERE, inplace=inplace)
     check_tolerance(tolerance, _HERE)
     check_forward(forward, _HERE)
+    if not inplace or example is not None or data is not None:
+        check_shapes(model, _HERE)
     optimizers = several(optimizer, model, _HERE)
     wanted = _chosen(model, where)
     batches = None if data is None else list(streamed(data, _HERE))
@@ -123,7 +125,7 @@ running_mean, running_var, num_batches_tracked -> nothing
             survey.run(model, known, batches, forward or first_of(_HERE), moments=True)
         elif example is not None:
             survey.run(model, known, [example], run, moments=False)
-    before = copy.deepcopy(model) if inplace and example is not None else model
+    before = copied_with(model)[0] if inplace and example is not None else model
     changed, memo = (model, {id(p): p for p in model.parameters()}) if inplace else _copied(model)
     with _all_or_nothing(changed) if inplace else ExitStack():
         done = Exchange(to, options, process_group, survey, batches is not None)

@@ -29,7 +29,7 @@ from batchnorm.transforms.affine import (
     write,
 )
 from batchnorm.transforms.clones import Clone, clone_for, in_place_of, memory_of, norms_after
-from batchnorm.transforms.follow import scripted_norms
+from batchnorm.transforms.follow import copied_with, scripted_norms
 from batchnorm.transforms.leftovers import LEFTOVERS, scale_leftovers
 from batchnorm.transforms.neighbours import Neighbours, Piece, few, finishes, main
 from batchnorm.transforms.verify import Forward, check_arguments, verify
@@ -81,8 +81,8 @@ def fold(
         options = ", ".join(map(repr, LEFTOVERS))
         raise BatchNormError(f"leftovers is {leftovers!r}", where="fold", do=f"use one of {options}")
     stay = frozenset([leave] if isinstance(leave, str) else leave)
-    before = _copy_of(model).eval()
-    folded = _copy_of(before)
+    before = copied_with(model, where="fold")[0].eval()
+    folded, _ = copied_with(before, where="fold")
     graph = trace(folded, example, forward=forward, opaque=lambda m: is_norm(m) or is_plain(m))
     work = _Folding(folded, graph, clone)
     work.run(stay)
@@ -95,15 +95,6 @@ def fold(
         unchanged=lambda path: path in seen and path not in work.altered,
     )  # fmt: skip
     return folded, Report(tuple(work.changes), work.left, certificate)
-
-
-def _copy_of(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise BatchNormError(
-            f"the model cannot be copied ({error})", where="fold", do="make copy.deepcopy(model) work"
-        ) from error  # fmt: skip
 
 
 class _Folding:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -142,7 +142,9 @@ def copy_model(model: nn.Module, optimizer: Optimizers = None) -> nn.Module:
     return copied
 
 
-def copied_with(model: nn.Module, share: Mapping[int, Any] | None = None) -> tuple[nn.Module, dict[int, Any]]:
+def copied_with(
+    model: nn.Module, share: Mapping[int, Any] | None = None, *, where: str = ""
+) -> tuple[nn.Module, dict[int, Any]]:
     """Copy a model with its gradients; return the copy, and of the id of each thing in it, its copy.
 
     >>> model = nn.Linear(2, 1)
@@ -150,13 +152,20 @@ def copied_with(model: nn.Module, share: Mapping[int, Any] | None = None) -> tup
     >>> memo[id(model.weight)] is copied.weight
     True
 
-    ``share`` has, by id, what is not to be copied.
+    ``share`` has, by id, what is not to be copied. ``where`` is the name of a verb that cannot do without a copy.
     """
     memo: dict[int, Any] = dict(share or {})
+    for module in model.modules():
+        for value in vars(module).values():
+            # A weight that is computed anew before every run (torch.nn.utils.weight_norm, pruning) cannot be copied
+            # with what it was computed from; its numbers will do until then.
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo.setdefault(id(value), value.detach().clone())
     try:
         copied = copy.deepcopy(model, memo)
     except Exception as error:
-        raise BatchNormError(f"the model cannot be copied ({error})", do="change it with inplace=True") from error
+        do = "make copy.deepcopy(model) work" if where else "change it with inplace=True"
+        raise BatchNormError(f"the model cannot be copied ({error})", where=where, do=do) from error
     for old in model.parameters():
         if old.grad is not None and id(old) in memo:
             memo[id(old)].grad = old.grad.clone()

@@ -18,7 +18,7 @@ from batchnorm.graph import call_with, trace
 from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
 from batchnorm.preserve import _HOOKS, modes, untouched
 from batchnorm.records import Change, Report
-from batchnorm.transforms.follow import Optimizers, check_changeable, follow, several
+from batchnorm.transforms.follow import Optimizers, check_changeable, copied_with, follow, several
 from batchnorm.transforms.gradients import TOLERANCE, Step, apart, double, few_samples, step, verify_gradients
 from batchnorm.transforms.rewrite import Wanted, activation_of, rewrite
 from batchnorm.transforms.verify import Forward, check_arguments, verify
@@ -67,7 +67,7 @@ def fuse(
     check_arguments(model, forward, tolerance, "fuse")
     check_changeable(model, "fuse")
     optimizers = several(optimizer, model, "fuse")
-    before = copy.deepcopy(model)
+    before, _ = copied_with(model, where="fuse")
     fused = copy.deepcopy(before)
     work = _Fusing(before, fused, example, forward)
     work.run()

@@ -15,6 +15,7 @@ from batchnorm.errors import NotEquivalent
 from batchnorm.graph import call_with
 from batchnorm.preserve import modes, untouched
 from batchnorm.records import Certificate
+from batchnorm.transforms.verify import dtypes_inside
 
 Forward = Callable[[nn.Module, Any], Any]
 # Of a tensor's largest number: what rounding may do to a gradient on its way through a deep network.
@@ -30,14 +31,18 @@ class Step:
     kinds: dict[str, dict[str, Tensor | None]]
 
 
-def step(model: nn.Module, example: Any, run: Forward = call_with) -> Step:
+Finish = Callable[[nn.Module], None]
+
+
+def step(model: nn.Module, example: Any, run: Forward = call_with, finish: Finish | None = None) -> Step:
     """Run forward and backward once, in the model's mode, and leave the model and the random states as they were.
 
     >>> found = step(nn.Linear(2, 1, bias=False), torch.ones(3, 2))
     >>> {kind: list(named) for kind, named in found.kinds.items()}
     {'outputs': ['output 0'], 'gradients': ['weight', 'input 0'], 'buffers': []}
 
-    The loss is a fixed random combination of all outputs, so that no gradient cancels by symmetry.
+    The loss is a fixed random combination of all outputs, so that no gradient cancels by symmetry. ``finish`` may
+    change the model after the backward pass, before its buffers are read.
     """
     leaves: list[Tensor] = []
 
@@ -62,7 +67,9 @@ def step(model: nn.Module, example: Any, run: Forward = call_with) -> Step:
                 total = total + (output * weights).sum()
         found: Any = [None] * len(sources)
         if isinstance(total, Tensor) and sources:
-            found = torch.autograd.grad(total, list(sources.values()), allow_unused=True)
+            found = _gradients(total, list(sources.values()))
+        if finish is not None:
+            finish(model)
         buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
     return Step(
         {
@@ -71,6 +78,24 @@ def step(model: nn.Module, example: Any, run: Forward = call_with) -> Step:
             "buffers": dict(buffers),
         }
     )
+
+
+def _gradients(total: Tensor, sources: list[Tensor]) -> list[Tensor | None]:
+    try:
+        return list(torch.autograd.grad(total, sources, allow_unused=True, retain_graph=True))
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+    # Blocks that are recomputed in the old way of torch.utils.checkpoint only know backward().
+    before = [source.grad for source in sources]
+    try:
+        for source in sources:
+            source.grad = None
+        total.backward()  # type: ignore[no-untyped-call]
+        return [source.grad for source in sources]
+    finally:
+        for source, gradient in zip(sources, before, strict=True):
+            source.grad = gradient
 
 
 def apart(old: Step, new: Step, least: Step | None = None) -> dict[str, tuple[float, float, torch.dtype]]:
@@ -126,6 +151,7 @@ def verify_gradients(
     verb: str,
     forward: Forward | None = None,
     tolerance: float | None = None,
+    finish: Finish | None = None,
 ) -> Certificate:
     """Compare a step of two models, in the mode they are in, in training and in evaluation; raise if they differ.
 
@@ -153,15 +179,15 @@ def verify_gradients(
             if mode is not None:
                 before.train(mode)
                 after.train(mode)
-            old, new = step(before, example, run), step(after, example, run)
+            old, new = step(before, example, run, finish), step(after, example, run, finish)
             moved: tuple[dict[str, float], dict[str, float]] | None = None
             for name, (absolute, relative, dtype) in apart(old, new).items():
                 limit = TOLERANCE.get(dtype, 0.0) if tolerance is None else tolerance
                 kind = name.split()[0]
                 if not relative <= limit and tolerance is None:
                     if moved is None:
-                        exact = max(exact, _in_float64(before, after, example, run, verb, old))
-                        moved = _rounding(before, example, run, old)
+                        exact = max(exact, _in_float64(before, after, example, run, verb, old, finish))
+                        moved = _rounding(before, example, run, old, finish)
                     kinds, tensors = moved
                     limit = max(limit, KINKS * kinds.get(kind, 0.0))
                     if exact[0] >= 0:  # only then: a tensor that is nothing but rounding tells nothing here
@@ -196,7 +222,7 @@ def _cut(model: nn.Module, example: Any, run: Forward) -> Any:
 
 
 def _in_float64(
-    before: nn.Module, after: nn.Module, example: Any, run: Forward, verb: str, old: Step
+    before: nn.Module, after: nn.Module, example: Any, run: Forward, verb: str, old: Step, finish: Finish | None
 ) -> tuple[float, float]:
     """The largest differences of a step with a few samples in float64; negative where that cannot be asked.
 
@@ -204,7 +230,7 @@ def _in_float64(
     terms of that size, and more, were added up.
     """
     try:
-        was, now = (step(copy.deepcopy(m).double(), double(example), run) for m in (before, after))
+        was, now = (step(copy.deepcopy(m).double(), double(example), run, finish) for m in (before, after))
     except Exception:  # an operation without float64
         return -1.0, -1.0
     worst, share = 0.0, 0.0
@@ -220,11 +246,12 @@ def _in_float64(
 
 
 def _rounding(
-    before: nn.Module, example: Any, run: Forward, old: Step, draws: int = 3
+    before: nn.Module, example: Any, run: Forward, old: Step, finish: Finish | None, draws: int = 3
 ) -> tuple[dict[str, float], dict[str, float]]:
     """How far a step moves, by kind and by tensor, if every parameter changes by a unit in the last place."""
     moved: dict[str, float] = {}
     by_tensor: dict[str, float] = {}
+    coarse = [torch.finfo(d).eps for d in dtypes_inside(before, example, run) if d in TOLERANCE]
     for seed in range(draws):
         draw = torch.Generator().manual_seed(seed)
         twin = copy.deepcopy(before)
@@ -232,9 +259,9 @@ def _rounding(
             for parameter in twin.parameters():
                 if parameter.dtype.is_floating_point:
                     noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float32).to(parameter.device)
-                    unit = torch.finfo(parameter.dtype).eps
+                    unit = max([torch.finfo(parameter.dtype).eps, *coarse])
                     parameter.copy_(parameter.double() * (1 + unit * noise.double()))
-        for name, (_, relative, _) in apart(old, step(twin, example, run)).items():
+        for name, (_, relative, _) in apart(old, step(twin, example, run, finish)).items():
             kind = name.split()[0]
             moved[kind] = max(moved.get(kind, 0.0), relative if relative < 1 else 0.0)
             by_tensor[name] = max(by_tensor.get(name, 0.0), relative)

@@ -96,8 +96,8 @@ def insert(
         raise BatchNormError(
             "weight normalisation is not put behind a layer", where=_HERE, do='use make_norm("weight", of=layer)'
         )
-    before = copy.deepcopy(model).eval()
-    changed, memo = copied_with(model)
+    changed, memo = copied_with(model, where=_HERE)
+    before = copied_with(model, where=_HERE)[0].eval()
     modes = [(module, module.training) for module in changed.modules()]
     graph = trace(changed.eval(), example, forward=forward)
     for module, training in modes:

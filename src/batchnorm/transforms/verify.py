@@ -42,6 +42,11 @@ def check_arguments(model: Any, forward: Any, tolerance: Any, where: str) -> Non
 called with
     """
     check_ready(model, where)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise BatchNormError(
+                f"{name} is on the meta device, without numbers", where=where, do="load the model's weights first"
+            )
     check_forward(forward, where)
     check_tolerance(tolerance, where)
 
@@ -98,6 +103,8 @@ def verify(
         if tolerance is None:
             allowed = max([allowed, *(TOLERANCE.get(t.dtype, 0.0) for t in old)])
         absolute, relative = difference(old, new)
+        if not relative <= allowed and tolerance is None:
+            allowed = max([allowed, *(TOLERANCE.get(d, 0.0) for d in dtypes_inside(before, given, run))])
         worst, share, compared = max(worst, absolute), max(share, relative), compared + 1
         telling = telling or any(_tells(t) for t in old)
         if not relative <= allowed:
@@ -163,6 +170,21 @@ def like(example: Any, seed: int) -> Any:
 def _allowed(model: nn.Module) -> float:
     """What the coarsest numbers that the model computes with allow."""
     return max((TOLERANCE.get(t.dtype, 0.0) for t in [*model.parameters(), *model.buffers()]), default=0.0)
+
+
+def dtypes_inside(model: nn.Module, given: Any, run: Forward = call_with) -> set[torch.dtype]:
+    """Return in which numbers modules compute on the way: under autocast, no parameter shows them.
+
+    >>> dtypes_inside(nn.Sequential(nn.Linear(3, 2).double()), torch.ones(1, 3, dtype=torch.float64))
+    {torch.float64}
+    """
+    found: set[torch.dtype] = set()
+    with untouched(model):  # which removes the hooks, too
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                module.register_forward_hook(lambda module, args, made: found.update(t.dtype for t in tensors_in(made)))
+        _outputs(model, given, run)
+    return found
 
 
 def _outputs(model: nn.Module, given: Any, run: Forward) -> list[Tensor]:
