@@ -148,3 +148,23 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_judged_by_float64(seed):
     new[1].eps = 0.5
     with pytest.raises(bn.NotEquivalent):
         verify_gradients(old, new, ids, verb="test", forward=run)
+
+
+def test_gradients_that_are_nan_are_not_compared():
+    class Rooted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bn, self.fc = nn.BatchNorm1d(3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return torch.relu(self.bn(x)) + (self.fc(x) * 0).norm(dim=0) * self.fc.bias[0]
+
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    assert bn.fuse(Rooted(), x)[1].gradients.relative < 1e-4  # torch's norm has the gradient 0 at 0
+
+    class Nan(Rooted):
+        def forward(self, x):
+            return torch.relu(self.bn(x)) + (self.fc(x) * 0).sqrt()
+
+    with pytest.raises(bn.BatchNormError, match=r"fuse: in training, gradients of fc\.weight are NaN before anything"):
+        bn.fuse(Nan(), x)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from batchnorm.errors import NotEquivalent
+from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.graph import call_with
 from batchnorm.preserve import modes, untouched
 from batchnorm.records import Certificate
@@ -180,6 +180,8 @@ def verify_gradients(
                 before.train(mode)
                 after.train(mode)
             old, new = step(before, example, run, finish), step(after, example, run, finish)
+            where = "the mode it is in" if mode is None else "training" if mode else "evaluation"
+            _check_numbers(old, f"in {where}", verb)
             moved: tuple[dict[str, float], dict[str, float]] | None = None
             for name, (absolute, relative, dtype) in apart(old, new).items():
                 limit = TOLERANCE.get(dtype, 0.0) if tolerance is None else tolerance
@@ -193,7 +195,6 @@ def verify_gradients(
                     if exact[0] >= 0:  # only then: a tensor that is nothing but rounding tells nothing here
                         limit = max(limit, KINKS * tensors.get(name, 0.0))
                 if not relative <= limit:
-                    where = "the mode it is in" if mode is None else "training" if mode else "evaluation"
                     raise NotEquivalent(
                         f"in {where}, {name} would differ by {absolute:.3g} ({relative:.2g} of the largest, allowed: "
                         f"{limit:.2g})",
@@ -207,6 +208,17 @@ def verify_gradients(
         what = f"gradients in float64 (in the model's own numbers: {share:.2g}, as rounding alone moves them)"
         return Certificate(*exact, TOLERANCE[torch.float64], 1, what)
     return Certificate(worst, share, allowed, 1, "gradients")
+
+
+def _check_numbers(old: Step, when: str, verb: str) -> None:
+    """Refuse to compare with NaN, which nothing is equal to."""
+    for kind in ("outputs", "gradients"):
+        for name, tensor in old.kinds[kind].items():
+            if tensor is not None and bool(tensor.isnan().any()):
+                raise BatchNormError(
+                    f"{when}, {kind} of {name} are NaN before anything is changed", where=verb,
+                    do="give an example on which the model trains, or look for bad weights",
+                )  # fmt: skip
 
 
 def _cut(model: nn.Module, example: Any, run: Forward) -> Any:
