@@ -128,6 +128,11 @@ def _torchs(
             raise BatchNormError(
                 f"{name} has the shape {list(array.shape)}, the mean {list(channels)}", where=where, do="give one layer"
             )
+    if not bool((arrays["running_var"] >= 0).all()):  # NaN included
+        raise BatchNormError(
+            f"the smallest moving variance is {arrays['running_var'].min()}", where=where,
+            do="give variances (0 or more): the four arrays may be in another order, or in logarithms",
+        )  # fmt: skip
     arrays["running_var"] = _times(arrays["running_var"], _bessel(count, where))
     affine = "weight" in arrays or "bias" in arrays
     if affine:  # torch has both or none

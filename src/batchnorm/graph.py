@@ -75,6 +75,7 @@ def trace(
     back, also if it raises. Every tensor of the run is kept until it ends, so it takes the memory of a training step.
     """
     check_ready(model, "trace")
+    check_forward(forward, "trace")
     recorder = _Recorder(model, opaque or _is_norm)
     with torch.inference_mode(False), torch.no_grad(), untouched(model), recorder.hooked():
         given = fresh(example)
@@ -105,19 +106,32 @@ def check_model(model: Any, where: str) -> None:
 def check_ready(model: nn.Module, where: str) -> None:
     """Refuse a model whose modules cannot be watched one by one: a compiled one, or one without its weights yet.
 
-    >>> check_ready(nn.LazyLinear(3), "trace")
+    >>> check_ready(nn.LazyLinear(3), "fold")
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: trace: the model (LazyLinear) does not know its shapes yet; run it once first
+    batchnorm.errors.BatchNormError: fold: the model (LazyLinear) does not know its shapes yet; run the model once first
     """
     check_model(model, where)
     for path, module in model.named_modules():
         name = f"{path or 'the model'} ({type(module).__name__})"
         if any(is_lazy(t) for t in [*module._parameters.values(), *module._buffers.values()]):
-            raise BatchNormError(f"{name} does not know its shapes yet", where=where, do="run it once first")
+            raise BatchNormError(f"{name} does not know its shapes yet", where=where, do="run the model once first")
         if type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules:  # importing it takes seconds
             raise BatchNormError(
                 f"{name} is compiled", where=where, do="give the model itself (its ._orig_mod), and compile the result"
             )
+
+
+def check_forward(forward: Any, where: str) -> None:
+    """Refuse a ``forward=`` that cannot be called.
+
+    >>> check_forward(3, "calibrate")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: calibrate: forward is 3; give a function of the model and of what it is called with
+    """
+    if forward is not None and not callable(forward):
+        raise BatchNormError(
+            f"forward is {forward!r}", where=where, do="give a function of the model and of what it is called with"
+        )
 
 
 def call_with(model: nn.Module, example: Any) -> Any:

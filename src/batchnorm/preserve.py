@@ -56,9 +56,15 @@ def buffers(model: nn.Module) -> Iterator[None]:
         for tensor, value in values.values():
             # A kernel may write without counting versions, so the values are looked at. What did not change is not
             # written to: it may be waiting for a backward pass, which would complain.
-            if not _equal(tensor, value):
-                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                    tensor.copy_(value)
+            _put_back(tensor, value)
+
+
+def _put_back(tensor: Tensor, value: Tensor) -> None:
+    if not _equal(tensor, value):
+        with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+            if tensor.shape != value.shape:  # an observer of quantisation makes its own larger
+                tensor.resize_(value.shape)
+            tensor.copy_(value)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -104,9 +110,7 @@ def attributes(model: nn.Module) -> Iterator[None]:
             if parameter.data_ptr() != data.data_ptr():
                 parameter.data = data
         for tensor, value in values:
-            if not _equal(tensor, value):
-                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-                    tensor.copy_(value)
+            _put_back(tensor, value)
 
 
 @contextmanager

@@ -432,7 +432,7 @@ def test_what_rounding_does_is_not_held_against_a_model():
     assert report.gradients.relative <= report.gradients.tolerance
     found = apart(step(model, x), step(fused, x))
     if max(relative for _, relative, _ in found.values()) > 1e-4:
-        assert report.gradients.what.startswith("gradients in float64 (float32: ")
+        assert report.gradients.what.startswith("gradients in float64 (in the model's own numbers: ")
         assert report.gradients.tolerance == 1e-9
 
 

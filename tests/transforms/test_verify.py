@@ -150,3 +150,85 @@ def test_the_records():
     assert "on 1 input;" in str(certificate)
     assert str(Report((), {}, certificate)).endswith(str(certificate))
     assert '"relative": 0.25' in Report((), {}, certificate).to_json()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-6, 1.0, 1e30])
+def test_what_counts_is_the_share_of_the_largest_however_large(size):
+    a, near, far = Give(lambda x: x * size), Give(lambda x: x * size * (1 + 1e-6)), Give(lambda x: x * size * 1.01)
+    assert 0 < verify(a, near, X, verb="none").relative < 1e-5
+    with pytest.raises(bn.NotEquivalent, match=r"\(0.01 of the largest"):
+        verify(a, far, X, verb="none")
+
+
+def test_nan_is_never_equal():
+    def first_row(x):
+        return torch.cat([x[:1] * math.nan, x[1:]])
+
+    with pytest.raises(bn.BatchNormError, match="NaN or infinite on the example before anything is changed; give an"):
+        verify(Give(first_row), Give(first_row), X, verb="none")
+    with pytest.raises(bn.NotEquivalent, match="differ by inf"):
+        verify(Give(lambda x: x), Give(first_row), X, verb="none")
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Tanh()).eval()
+    model[1].running_var[0] = -1
+    with pytest.raises(bn.BatchNormError, match=r"the first to make them is 1, a BatchNorm1d\)"):
+        verify(model, model, X, verb="none")
+
+
+def test_random_inputs_that_give_nan_are_left_out():
+    root = Give(lambda x: torch.sqrt(x))
+    positive = X.abs() ** 3 + 0.01
+    assert verify(root, root, positive, verb="none").inputs == 1
+    assert verify(root, root, positive + 100, verb="none").inputs == 3
+
+
+class Silent(nn.Module):
+    """It returns nothing that would show what its layers do."""
+
+    def __init__(self, end):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.act, self.end = nn.Linear(3, 3), nn.Tanh(), end
+
+    def forward(self, x):
+        return self.end(self.act(self.fc(x)))
+
+
+@pytest.mark.parametrize("end", [lambda y: y * 0, lambda y: (y > -9).long(), lambda y: (y * 0, y.shape)])
+def test_behind_zeros_and_labels_the_layers_are_compared(end):
+    a, b = Silent(end), Silent(end)
+    certificate = verify(a, b, X, verb="none")
+    assert certificate.absolute == 0.0
+    assert str(certificate).startswith("the outputs are zeros or labels; layers inside differ by at most 0 ")
+    nn.init.ones_(b.fc.bias)
+    with pytest.raises(bn.NotEquivalent, match=r"what fc makes would differ by .*, zeros or labels, do not show it"):
+        verify(a, b, X, verb="none")
+    with pytest.raises(bn.NotEquivalent, match="what act makes would differ"):
+        verify(a, b, X, verb="none", unchanged=lambda path: path != "fc")
+
+
+def test_zeros_all_the_way_are_refused():
+    model = nn.Linear(3, 2)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    with pytest.raises(bn.BatchNormError, match="nothing shows whether the function is kept; give an example"):
+        verify(nn.Sequential(model), nn.Sequential(model), X, verb="none")
+
+
+def test_labels_count_by_the_share_that_differs():
+    a, b = Give(lambda x: (x, x.argmax(1))), Give(lambda x: (x, x.argmax(1).clamp(max=1)))
+    with pytest.raises(bn.NotEquivalent, match="of the largest"):
+        verify(a, b, X, verb="none")
+
+
+def test_a_model_with_a_chance_of_its_own():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.calls = nn.Linear(3, 2), []
+
+        def forward(self, x):
+            self.calls.append(1)
+            return self.fc(x) * len(self.calls)
+
+    with pytest.raises(bn.BatchNormError, match="none: the model as it is gives something else when it is run again"):
+        verify(Noisy(), Noisy().eval(), X, verb="none")

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
+from batchnorm.graph import check_forward
 from batchnorm.layers.accumulate import Seen, of_everybody
 from batchnorm.records import Change, Report
+from batchnorm.transforms.follow import check_changeable, check_shapes
 from batchnorm.transforms.freeze import copy_model
 from batchnorm.transforms.measuring import (
     Forward,
@@ -105,7 +107,10 @@ def adapt(
     the stream fit only the classes it has; those of a whole stream are right only if it is the mixture to be met.
     `BatchNormWarning` says so when batches differ from one another by more than chance. With one batch nobody can tell.
     """
+    check_shapes(model, "adapt")
+    check_changeable(model, "adapt", inplace=inplace)
     _check(method, prior, steps, lr)
+    check_forward(forward, "adapt")
     if isinstance(batches, Tensor):
         raise BatchNormError(
             f"batches is one tensor of shape {list(batches.shape)}", where="adapt", do="give a list of batches: [x]"

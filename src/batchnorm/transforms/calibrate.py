@@ -15,10 +15,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchnorm.distributed.agreement import Together
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments
+from batchnorm.graph import check_forward
 from batchnorm.layers.batch import _Fast
 from batchnorm.moments import Moments, merged
 from batchnorm.records import Change, Report
-from batchnorm.transforms.follow import check_shapes
+from batchnorm.transforms.follow import check_changeable, check_shapes
 from batchnorm.transforms.freeze import copy_model
 from batchnorm.transforms.measuring import (
     Forward,
@@ -128,7 +129,9 @@ def calibrate(
     default, on a terminal. A batch that raises leaves the model as it was. ``inplace`` changes the model itself.
     """
     check_shapes(model, "calibrate")
+    check_changeable(model, "calibrate", inplace=inplace)
     _check(formula, until, max_batches)
+    check_forward(forward, "calibrate")
     batches = streamed(batches, "calibrate")
     layers, left = sites(model, "calibrate")
     shared = [path for path, layer in layers if isinstance(layer, _Fast) and layer._shares()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -18,18 +17,27 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from batchnorm.distributed.groups import hold
 from batchnorm.errors import BatchNormError
-from batchnorm.graph import call_with
+from batchnorm.graph import call_with, check_forward
 from batchnorm.layers.family import find_brick
 from batchnorm.layers.masked import MaskedBatchNorm
 from batchnorm.preserve import modes
 from batchnorm.records import Certificate, Report
 from batchnorm.transforms.bricks import OF_BATCHES, kind_of
 from batchnorm.transforms.exchange import Exchange, shared
-from batchnorm.transforms.follow import Optimizers, carry_over, copied_with, join, several
+from batchnorm.transforms.follow import (
+    Optimizers,
+    carry_over,
+    check_changeable,
+    check_shapes,
+    copied_with,
+    join,
+    scripted_norms,
+    several,
+)
 from batchnorm.transforms.gradients import step, verify_gradients
 from batchnorm.transforms.match import Survey, match
 from batchnorm.transforms.measuring import first_of, no_batches, streamed
-from batchnorm.transforms.verify import Forward, verify
+from batchnorm.transforms.verify import Forward, check_tolerance, verify
 
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 _HERE = "convert"
@@ -94,6 +102,11 @@ running_mean, running_var, num_batches_tracked -> nothing
     """
     to = find_brick(to, _HERE).name
     _check(to, process_group, options)
+    check_changeable(model, _HERE, inplace=inplace)
+    check_tolerance(tolerance, _HERE)
+    check_forward(forward, _HERE)
+    if not inplace or example is not None or data is not None:
+        check_shapes(model, _HERE)
     optimizers = several(optimizer, model, _HERE)
     wanted = _chosen(model, where)
     batches = None if data is None else list(streamed(data, _HERE))
@@ -112,7 +125,7 @@ running_mean, running_var, num_batches_tracked -> nothing
             survey.run(model, known, batches, forward or first_of(_HERE), moments=True)
         elif example is not None:
             survey.run(model, known, [example], run, moments=False)
-    before = copy.deepcopy(model) if inplace and example is not None else model
+    before = copied_with(model)[0] if inplace and example is not None else model
     changed, memo = (model, {id(p): p for p in model.parameters()}) if inplace else _copied(model)
     with _all_or_nothing(changed) if inplace else ExitStack():
         done = Exchange(to, options, process_group, survey, batches is not None)
@@ -127,7 +140,8 @@ running_mean, running_var, num_batches_tracked -> nothing
     carry_over(optimizers, {old: new if id(new) in kept else None for old, new in memo.items()})
     for layer, had in done.had.items():
         join(optimizers, had, [p for p in layer.parameters() if all(p is not each for each in had)])
-    return changed, Report(tuple(done.changes), done.left, *certificates)
+    left = done.left | scripted_norms(changed, "convert it before torch.jit.script")
+    return changed, Report(tuple(done.changes), left, *certificates)
 
 
 def _check(to: str, process_group: Any, options: dict[str, Any]) -> None:

@@ -18,10 +18,10 @@ from batchnorm.layers.batch import _Fast
 from batchnorm.layers.switches import use_batch_statistics
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate, Change, Report
-from batchnorm.transforms.follow import check_shapes
+from batchnorm.transforms.follow import check_changeable
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
 from batchnorm.transforms.gradients import step, verify_gradients
-from batchnorm.transforms.verify import TOLERANCE, Forward, verify
+from batchnorm.transforms.verify import TOLERANCE, Forward, check_arguments, verify
 
 # With the batch's own statistics, rounding counts by a channel's deviation, which may be far below the largest output.
 _IN_BATCH_MODE = 100
@@ -56,10 +56,11 @@ def drop_bias(
     without what they held of the biases. ``example`` is what the model is called with, as in `batchnorm.trace`. Above
     the tolerance `NotEquivalent` is raised, and nothing has changed.
     """
-    check_shapes(model, "drop_bias")
+    check_arguments(model, forward, tolerance, "drop_bias")
+    check_changeable(model, "drop_bias")
     optimizers = check_optimizers(model, optimizer, "drop_bias")
-    before = copy.deepcopy(model).eval()
-    lean, memo = copied_with(model)
+    lean, memo = copied_with(model, where="drop_bias")
+    before = copied_with(model, where="drop_bias")[0].eval()
     modes = [(module, module.training) for module in lean.modules()]
     graph = trace(lean.eval(), example, forward=forward)
     changes: list[Change] = []
@@ -69,6 +70,8 @@ def drop_bias(
         if not _is_linear(layer) or layer.bias is None:
             continue
         norms = norms_after(graph, lean, path, layer)
+        if layer._forward_hooks:
+            norms = "it has hooks, which would see other numbers"
         if isinstance(norms, str):
             left[path] = norms
         else:
@@ -235,7 +238,7 @@ def _verify_gradients(
     tolerance: float | None,
 ) -> Certificate | None:
     """Compare a step of the two, running means without the biases; None if the model cannot take a step."""
-    before = copy.deepcopy(model)
+    before, _ = copied_with(model)
     for path in set(cancelled.values()):
         before.get_parameter(f"{path}.bias").requires_grad_(False)  # its gradient has no partner
     biases = {norm: before.get_parameter(f"{path}.bias").detach() for norm, path in cancelled.items()}
@@ -245,24 +248,26 @@ def _verify_gradients(
         if isinstance(mean, torch.Tensor):
             means[norm] = mean
 
+    # What is written here is put back after the step. Buffers are exchanged, not written into: the backward needs them
+    # as they were. And those of the old model are lowered after the backward, which may run layers once more.
+    def norms_of(now: nn.Module, taken: bool) -> dict[str, Any]:
+        fed = {norm: now.get_submodule(cancelled[norm]).bias is None for norm in means}
+        return {norm: now.get_submodule(norm) for norm in means if fed[norm] is taken}
+
     def run(now: nn.Module, given: Any) -> Any:
-        # What is written here is put back after the step. Buffers are exchanged, not written into: the backward needs
-        # them as they were.
-        norms: dict[str, Any] = {norm: now.get_submodule(norm) for norm in means}
-        taken = {norm for norm in means if now.get_submodule(cancelled[norm]).bias is None}
-        for norm, layer in norms.items():
-            if norm in taken and layer.running_mean.dtype != means[norm].dtype:  # float64: as if lowered there
+        for norm, layer in norms_of(now, taken=True).items():
+            if layer.running_mean.dtype != means[norm].dtype:  # float64: as if lowered there
                 layer.running_mean = means[norm].to(layer.running_mean) - biases[norm].to(layer.running_mean)
-        made = (forward or call_with)(now, given)
-        for norm, layer in norms.items():
-            if norm not in taken:
-                layer.running_mean = layer.running_mean.detach() - biases[norm].to(layer.running_mean)
-        return made
+        return (forward or call_with)(now, given)
+
+    def finish(now: nn.Module) -> None:
+        for norm, layer in norms_of(now, taken=False).items():
+            layer.running_mean = layer.running_mean.detach() - biases[norm].to(layer.running_mean)
 
     if not takes_steps(before, example, forward or call_with):
         return None
     allowed = None if tolerance is None else tolerance * _IN_BATCH_MODE
-    return verify_gradients(before, lean, example, verb="drop_bias", forward=run, tolerance=allowed)
+    return verify_gradients(before, lean, example, verb="drop_bias", forward=run, tolerance=allowed, finish=finish)
 
 
 def takes_steps(model: nn.Module, example: Any, run: Forward) -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
-from batchnorm.graph import check_ready, trace
+from batchnorm.graph import trace
 from batchnorm.layers.batch import _Fast
 from batchnorm.records import Change, Report
 from batchnorm.transforms.affine import (
@@ -29,9 +29,10 @@ from batchnorm.transforms.affine import (
     write,
 )
 from batchnorm.transforms.clones import Clone, clone_for, in_place_of, memory_of, norms_after
+from batchnorm.transforms.follow import copied_with, scripted_norms
 from batchnorm.transforms.leftovers import LEFTOVERS, scale_leftovers
 from batchnorm.transforms.neighbours import Neighbours, Piece, few, finishes, main
-from batchnorm.transforms.verify import Forward, verify
+from batchnorm.transforms.verify import Forward, check_arguments, verify
 
 
 def fold(
@@ -40,7 +41,7 @@ def fold(
     *,
     forward: Forward | None = None,
     tolerance: float | None = None,
-    leave: Iterable[str] = (),
+    leave: str | Iterable[str] = (),
     clone: bool = True,
     leftovers: str = "keep",
 ) -> tuple[nn.Module, Report]:
@@ -72,17 +73,19 @@ def fold(
     that were kept. A model that takes other ways for other inputs is folded along the way that this one took.
     The report lists what was folded into what, every BN layer that is left with the reason, and the largest difference
     in outputs, on the example and on random inputs. Above the tolerance (1e-4 of the largest output in float32, 1e-10
-    in float64) `NotEquivalent` is raised. The argument is not changed. ``leave`` names BN layers that are to stay.
+    in float64) `NotEquivalent` is raised. The argument is not changed. ``leave`` names BN layers that are to
+    stay: one, or several.
     """
-    check_ready(model, "fold")
+    check_arguments(model, forward, tolerance, "fold")
     if leftovers not in LEFTOVERS:
         options = ", ".join(map(repr, LEFTOVERS))
         raise BatchNormError(f"leftovers is {leftovers!r}", where="fold", do=f"use one of {options}")
-    before = _copy_of(model).eval()
-    folded = _copy_of(before)
+    stay = frozenset([leave] if isinstance(leave, str) else leave)
+    before = copied_with(model, where="fold")[0].eval()
+    folded, _ = copied_with(before, where="fold")
     graph = trace(folded, example, forward=forward, opaque=lambda m: is_norm(m) or is_plain(m))
     work = _Folding(folded, graph, clone)
-    work.run(frozenset(leave))
+    work.run(stay)
     if leftovers != "keep":
         work.changes += scale_leftovers(folded, work.plain_leftovers(), work.near.put, example, forward,
                                         leftovers == "measure")  # fmt: skip
@@ -92,15 +95,6 @@ def fold(
         unchanged=lambda path: path in seen and path not in work.altered,
     )  # fmt: skip
     return folded, Report(tuple(work.changes), work.left, certificate)
-
-
-def _copy_of(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise BatchNormError(
-            f"the model cannot be copied ({error})", where="fold", do="make copy.deepcopy(model) work"
-        ) from error  # fmt: skip
 
 
 class _Folding:
@@ -118,11 +112,7 @@ class _Folding:
     def run(self, leave: frozenset[str]) -> None:
         """Fold what can be, in the order of the run, until nothing more can: one fold may open the way for another."""
         norms = self.norms
-        scripted = {
-            path: "it is scripted: fold the model before torch.jit.script"
-            for path, module in self.model.named_modules()
-            if "BatchNorm" in str(getattr(module, "original_name", ""))
-        }
+        scripted = scripted_norms(self.model, "fold the model before torch.jit.script")
         if not norms and not scripted:
             raise BatchNormError(
                 "the model has no BN layer to fold", where="fold", do="give it a model with BatchNorm layers"

@@ -6,7 +6,8 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -38,6 +39,47 @@ def check_shapes(model: nn.Module, where: str) -> None:
         if any(tensor is not None and is_lazy(tensor) for tensor in held):
             name = f"{path or 'the model'} ({type(module).__name__})"
             raise BatchNormError(f"{name} does not know its shapes yet", where=where, do="run the model once first")
+
+
+def check_changeable(model: nn.Module, where: str, *, inplace: bool | None = None) -> None:
+    """Refuse a model that cannot be changed: one that is scripted, or has scripted parts where a copy is made.
+
+    >>> import torch, warnings
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     scripted = torch.jit.script(nn.Sequential(nn.BatchNorm1d(2)))
+    >>> check_changeable(scripted, "freeze")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: freeze: the model is scripted, and cannot be changed; give the model that it was \
+made from, and script the result
+    """
+    check_model(model, where)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BatchNormError(
+            "the model is scripted, and cannot be changed", where=where,
+            do="give the model that it was made from, and script the result",
+        )  # fmt: skip
+    for path, module in model.named_modules():
+        # torch copies their parameters as results of a computation: no optimiser takes them.
+        if isinstance(module, torch.jit.ScriptModule) and not inplace and any(True for _ in module.parameters()):
+            raise BatchNormError(
+                f"{path} is scripted, and a copy of it would not learn", where=where,
+                do="give the model as it was before torch.jit.script, and script that part of the result"
+                + ("" if inplace is None else "; or change it with inplace=True"),
+            )  # fmt: skip
+
+
+def scripted_norms(model: nn.Module, do: str) -> dict[str, str]:
+    """Return the BN layers in scripted parts of a model, which no verb can change, with the reason.
+
+    >>> scripted_norms(nn.Sequential(nn.BatchNorm1d(2)), "freeze it before torch.jit.script")
+    {}
+    """
+    return {
+        path: f"it is scripted: {do}"
+        for path, module in model.named_modules()
+        if "BatchNorm" in str(getattr(module, "original_name", ""))
+    }
 
 
 def several(optimizer: Optimizers, model: nn.Module, where: str) -> tuple[Optimizer, ...]:
@@ -100,7 +142,9 @@ def copy_model(model: nn.Module, optimizer: Optimizers = None) -> nn.Module:
     return copied
 
 
-def copied_with(model: nn.Module, share: Mapping[int, Any] | None = None) -> tuple[nn.Module, dict[int, Any]]:
+def copied_with(
+    model: nn.Module, share: Mapping[int, Any] | None = None, *, where: str = ""
+) -> tuple[nn.Module, dict[int, Any]]:
     """Copy a model with its gradients; return the copy, and of the id of each thing in it, its copy.
 
     >>> model = nn.Linear(2, 1)
@@ -108,13 +152,20 @@ def copied_with(model: nn.Module, share: Mapping[int, Any] | None = None) -> tup
     >>> memo[id(model.weight)] is copied.weight
     True
 
-    ``share`` has, by id, what is not to be copied.
+    ``share`` has, by id, what is not to be copied. ``where`` is the name of a verb that cannot do without a copy.
     """
     memo: dict[int, Any] = dict(share or {})
+    for module in model.modules():
+        for value in vars(module).values():
+            # A weight that is computed anew before every run (torch.nn.utils.weight_norm, pruning) cannot be copied
+            # with what it was computed from; its numbers will do until then.
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo.setdefault(id(value), value.detach().clone())
     try:
         copied = copy.deepcopy(model, memo)
     except Exception as error:
-        raise BatchNormError(f"the model cannot be copied ({error})", do="change it with inplace=True") from error
+        do = "make copy.deepcopy(model) work" if where else "change it with inplace=True"
+        raise BatchNormError(f"the model cannot be copied ({error})", where=where, do=do) from error
     for old in model.parameters():
         if old.grad is not None and id(old) in memo:
             memo[id(old)].grad = old.grad.clone()

@@ -16,6 +16,7 @@ from batchnorm.layers.frozen import FrozenBatchNorm
 from batchnorm.records import Change, Report
 from batchnorm.transforms.follow import Optimizers as Optimizers
 from batchnorm.transforms.follow import carry_over as carry_over
+from batchnorm.transforms.follow import check_changeable, scripted_norms
 from batchnorm.transforms.follow import check_optimizers as check_optimizers
 from batchnorm.transforms.follow import copied_with as copied_with
 from batchnorm.transforms.follow import copy_model as copy_model
@@ -79,6 +80,7 @@ learn True -> False
     for (path, layer), memory in zip(layers, memories, strict=True):
         setattr(layer, _MEMORY, memory)
         changes += _freeze(path, layer, memory)
+    left |= scripted_norms(target, "freeze it before torch.jit.script")
     return target, Report(tuple(changes), left)
 
 
@@ -104,6 +106,7 @@ def unfreeze(
     if dimensions is not None and dimensions not in _BY_DIMENSIONS:
         raise BatchNormError(f"dimensions is {dimensions!r}", where="unfreeze", do="use those of an input: 2 to 5")
     # Whatever cannot be done ends before anything is copied or changed.
+    check_changeable(model, "unfreeze", inplace=inplace)
     for path, module, first in _named(model, _choose(model, modules, "unfreeze")):
         if type(module) is FrozenBatchNorm and first is None and not hasattr(module, _MEMORY):
             _class_of(module, dimensions, path)
@@ -137,6 +140,7 @@ def _begin(
     model: nn.Module, modules: Modules, optimizer: Optimizers, inplace: bool, where: str
 ) -> tuple[nn.Module, tuple[str, ...] | None]:
     """Check the arguments, then make the copy that may be changed."""
+    check_changeable(model, where, inplace=inplace)
     chosen = _choose(model, modules, where)
     optimizers = check_optimizers(model, optimizer, where)
     return (model if inplace else copy_model(model, optimizers)), chosen

@@ -18,10 +18,10 @@ from batchnorm.graph import call_with, trace
 from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
 from batchnorm.preserve import _HOOKS, modes, untouched
 from batchnorm.records import Change, Report
-from batchnorm.transforms.follow import Optimizers, check_shapes, follow, several
+from batchnorm.transforms.follow import Optimizers, check_changeable, copied_with, follow, several
 from batchnorm.transforms.gradients import TOLERANCE, Step, apart, double, few_samples, step, verify_gradients
 from batchnorm.transforms.rewrite import Wanted, activation_of, rewrite
-from batchnorm.transforms.verify import Forward, verify
+from batchnorm.transforms.verify import Forward, check_arguments, verify
 
 _OURS: dict[type, type[_Fast]] = {
     nn.BatchNorm1d: BatchNorm1d,
@@ -64,9 +64,10 @@ def fuse(
     buffers after the step) in both modes. Above the tolerance `NotEquivalent` is raised. The argument is not changed;
     optimisers that are given go over to the copy, with groups and state.
     """
-    check_shapes(model, "fuse")
+    check_arguments(model, forward, tolerance, "fuse")
+    check_changeable(model, "fuse")
     optimizers = several(optimizer, model, "fuse")
-    before = copy.deepcopy(model)
+    before, _ = copied_with(model, where="fuse")
     fused = copy.deepcopy(before)
     work = _Fusing(before, fused, example, forward)
     work.run()

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from batchnorm.errors import NotEquivalent
+from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.graph import call_with
 from batchnorm.preserve import modes, untouched
 from batchnorm.records import Certificate
+from batchnorm.transforms.verify import dtypes_inside
 
 Forward = Callable[[nn.Module, Any], Any]
 # Of a tensor's largest number: what rounding may do to a gradient on its way through a deep network.
@@ -30,14 +31,18 @@ class Step:
     kinds: dict[str, dict[str, Tensor | None]]
 
 
-def step(model: nn.Module, example: Any, run: Forward = call_with) -> Step:
+Finish = Callable[[nn.Module], None]
+
+
+def step(model: nn.Module, example: Any, run: Forward = call_with, finish: Finish | None = None) -> Step:
     """Run forward and backward once, in the model's mode, and leave the model and the random states as they were.
 
     >>> found = step(nn.Linear(2, 1, bias=False), torch.ones(3, 2))
     >>> {kind: list(named) for kind, named in found.kinds.items()}
     {'outputs': ['output 0'], 'gradients': ['weight', 'input 0'], 'buffers': []}
 
-    The loss is a fixed random combination of all outputs, so that no gradient cancels by symmetry.
+    The loss is a fixed random combination of all outputs, so that no gradient cancels by symmetry. ``finish`` may
+    change the model after the backward pass, before its buffers are read.
     """
     leaves: list[Tensor] = []
 
@@ -62,7 +67,9 @@ def step(model: nn.Module, example: Any, run: Forward = call_with) -> Step:
                 total = total + (output * weights).sum()
         found: Any = [None] * len(sources)
         if isinstance(total, Tensor) and sources:
-            found = torch.autograd.grad(total, list(sources.values()), allow_unused=True)
+            found = _gradients(total, list(sources.values()))
+        if finish is not None:
+            finish(model)
         buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
     return Step(
         {
@@ -73,12 +80,32 @@ def step(model: nn.Module, example: Any, run: Forward = call_with) -> Step:
     )
 
 
-def apart(old: Step, new: Step) -> dict[str, tuple[float, float, torch.dtype]]:
+def _gradients(total: Tensor, sources: list[Tensor]) -> list[Tensor | None]:
+    try:
+        return list(torch.autograd.grad(total, sources, allow_unused=True, retain_graph=True))
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+    # Blocks that are recomputed in the old way of torch.utils.checkpoint only know backward().
+    before = [source.grad for source in sources]
+    try:
+        for source in sources:
+            source.grad = None
+        total.backward()  # type: ignore[no-untyped-call]
+        return [source.grad for source in sources]
+    finally:
+        for source, gradient in zip(sources, before, strict=True):
+            source.grad = gradient
+
+
+def apart(old: Step, new: Step, least: Step | None = None) -> dict[str, tuple[float, float, torch.dtype]]:
     """Return, of every tensor of a step, the largest difference: absolute, and as a share of its largest number.
 
     >>> a, b = (Step({"gradients": {"w": torch.tensor([1.0, x])}}) for x in (4.0, 3.0))
     >>> apart(a, b)
     {'gradients of w': (1.0, 0.25, torch.float32)}
+
+    A tensor counts as if it were at least as large as that of the same name in ``least``.
     """
     found: dict[str, tuple[float, float, torch.dtype]] = {}
     for kind, named in old.kinds.items():
@@ -98,8 +125,9 @@ def apart(old: Step, new: Step) -> dict[str, tuple[float, float, torch.dtype]]:
             if a.numel() == 0:
                 continue
             gap = _gap(a, b)
-            scale = max(_size(a), _SMALL * largest)
-            found[f"{kind} of {name}"] = (gap, gap / scale if gap else 0.0, a.dtype)
+            floor = least.kinds[kind].get(name) if least is not None else None
+            scale = max(_size(a), _SMALL * largest, 0.0 if floor is None else _size(floor))
+            found[f"{kind} of {name}"] = (gap, (gap / scale if scale else float("inf")) if gap else 0.0, a.dtype)
     return found
 
 
@@ -123,6 +151,7 @@ def verify_gradients(
     verb: str,
     forward: Forward | None = None,
     tolerance: float | None = None,
+    finish: Finish | None = None,
 ) -> Certificate:
     """Compare a step of two models, in the mode they are in, in training and in evaluation; raise if they differ.
 
@@ -136,7 +165,8 @@ def verify_gradients(
     falls on the other side of a ReLU's kink, and a share of the gradient with it. So where the difference is above the
     tolerance, the old model is asked how far its own step moves when its parameters are changed by a unit in the last
     place; the new one may be `KINKS` times as far away. And in float64, where this does not happen, the two must give
-    the same to 1e-9: then the certificate is that of float64.
+    the same to 1e-9: then the certificate is that of float64. A gradient that is zero but for rounding, as that of a
+    bias before BN, moves by more than itself, and is judged by float64 alone.
     """
     run = forward or call_with
     example = _cut(before, example, run)
@@ -149,18 +179,22 @@ def verify_gradients(
             if mode is not None:
                 before.train(mode)
                 after.train(mode)
-            old, new = step(before, example, run), step(after, example, run)
-            moved: dict[str, float] | None = None
+            old, new = step(before, example, run, finish), step(after, example, run, finish)
+            where = "the mode it is in" if mode is None else "training" if mode else "evaluation"
+            _check_numbers(old, f"in {where}", verb)
+            moved: tuple[dict[str, float], dict[str, float]] | None = None
             for name, (absolute, relative, dtype) in apart(old, new).items():
                 limit = TOLERANCE.get(dtype, 0.0) if tolerance is None else tolerance
                 kind = name.split()[0]
                 if not relative <= limit and tolerance is None:
                     if moved is None:
-                        exact = max(exact, _in_float64(before, after, example, run, verb))
-                        moved = _rounding(before, example, run, old)
-                    limit = max(limit, KINKS * moved.get(kind, 0.0))
+                        exact = max(exact, _in_float64(before, after, example, run, verb, old, finish))
+                        moved = _rounding(before, example, run, old, finish)
+                    kinds, tensors = moved
+                    limit = max(limit, KINKS * kinds.get(kind, 0.0))
+                    if exact[0] >= 0:  # only then: a tensor that is nothing but rounding tells nothing here
+                        limit = max(limit, KINKS * tensors.get(name, 0.0))
                 if not relative <= limit:
-                    where = "the mode it is in" if mode is None else "training" if mode else "evaluation"
                     raise NotEquivalent(
                         f"in {where}, {name} would differ by {absolute:.3g} ({relative:.2g} of the largest, allowed: "
                         f"{limit:.2g})",
@@ -171,9 +205,20 @@ def verify_gradients(
                     allowed = max(allowed, limit)
                     worst, share = max(worst, absolute), max(share, relative)
     if exact[0] >= 0:
-        what = f"gradients in float64 (float32: {share:.2g}, as rounding alone moves them)"
+        what = f"gradients in float64 (in the model's own numbers: {share:.2g}, as rounding alone moves them)"
         return Certificate(*exact, TOLERANCE[torch.float64], 1, what)
     return Certificate(worst, share, allowed, 1, "gradients")
+
+
+def _check_numbers(old: Step, when: str, verb: str) -> None:
+    """Refuse to compare with NaN, which nothing is equal to."""
+    for kind in ("outputs", "gradients"):
+        for name, tensor in old.kinds[kind].items():
+            if tensor is not None and bool(tensor.isnan().any()):
+                raise BatchNormError(
+                    f"{when}, {kind} of {name} are NaN before anything is changed", where=verb,
+                    do="give an example on which the model trains, or look for bad weights",
+                )  # fmt: skip
 
 
 def _cut(model: nn.Module, example: Any, run: Forward) -> Any:
@@ -188,14 +233,20 @@ def _cut(model: nn.Module, example: Any, run: Forward) -> Any:
     return small
 
 
-def _in_float64(before: nn.Module, after: nn.Module, example: Any, run: Forward, verb: str) -> tuple[float, float]:
-    """The largest differences of a step with a few samples in float64; negative where that cannot be asked."""
+def _in_float64(
+    before: nn.Module, after: nn.Module, example: Any, run: Forward, verb: str, old: Step, finish: Finish | None
+) -> tuple[float, float]:
+    """The largest differences of a step with a few samples in float64; negative where that cannot be asked.
+
+    A gradient that is zero has no size to compare with here. What rounding made of it in the model's own numbers has:
+    terms of that size, and more, were added up.
+    """
     try:
-        pair = [step(copy.deepcopy(m).double(), double(example), run) for m in (before, after)]
+        was, now = (step(copy.deepcopy(m).double(), double(example), run, finish) for m in (before, after))
     except Exception:  # an operation without float64
         return -1.0, -1.0
     worst, share = 0.0, 0.0
-    for name, (absolute, relative, dtype) in apart(*pair).items():
+    for name, (absolute, relative, dtype) in apart(was, now, old).items():
         if not relative <= TOLERANCE.get(dtype, 0.0):
             raise NotEquivalent(
                 f"in float64, {name} would differ by {absolute:.3g} ({relative:.2g} of the largest)",
@@ -206,9 +257,13 @@ def _in_float64(before: nn.Module, after: nn.Module, example: Any, run: Forward,
     return worst, share
 
 
-def _rounding(before: nn.Module, example: Any, run: Forward, old: Step, draws: int = 3) -> dict[str, float]:
-    """How far a step moves, by kind, if every parameter changes by a unit in the last place."""
+def _rounding(
+    before: nn.Module, example: Any, run: Forward, old: Step, finish: Finish | None, draws: int = 3
+) -> tuple[dict[str, float], dict[str, float]]:
+    """How far a step moves, by kind and by tensor, if every parameter changes by a unit in the last place."""
     moved: dict[str, float] = {}
+    by_tensor: dict[str, float] = {}
+    coarse = [torch.finfo(d).eps for d in dtypes_inside(before, example, run) if d in TOLERANCE]
     for seed in range(draws):
         draw = torch.Generator().manual_seed(seed)
         twin = copy.deepcopy(before)
@@ -216,12 +271,13 @@ def _rounding(before: nn.Module, example: Any, run: Forward, old: Step, draws: i
             for parameter in twin.parameters():
                 if parameter.dtype.is_floating_point:
                     noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float32).to(parameter.device)
-                    unit = torch.finfo(parameter.dtype).eps
+                    unit = max([torch.finfo(parameter.dtype).eps, *coarse])
                     parameter.copy_(parameter.double() * (1 + unit * noise.double()))
-        for name, (_, relative, _) in apart(old, step(twin, example, run)).items():
+        for name, (_, relative, _) in apart(old, step(twin, example, run, finish)).items():
             kind = name.split()[0]
             moved[kind] = max(moved.get(kind, 0.0), relative if relative < 1 else 0.0)
-    return moved
+            by_tensor[name] = max(by_tensor.get(name, 0.0), relative)
+    return moved, by_tensor
 
 
 def few_samples(given: Any, samples: int = 4) -> Any:

@@ -22,12 +22,12 @@ from batchnorm.layers.normed import Normed, append_norm
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.drop_bias import held_bias, takes_steps
-from batchnorm.transforms.follow import check_shapes
+from batchnorm.transforms.follow import check_changeable
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
 from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
 from batchnorm.transforms.gradients import Step, apart, double, few_samples, step
 from batchnorm.transforms.measuring import first_of, no_batches, streamed
-from batchnorm.transforms.verify import Forward, verify
+from batchnorm.transforms.verify import Forward, check_arguments, verify
 
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 ONLY = (None, "conv", "linear")
@@ -87,7 +87,8 @@ def insert(
     ``optimizer``: one or several, made for ``model``; they go over to the copy, and gamma and beta join the group of
     the weight before them (or the first group). The modes of the model stay.
     """
-    check_shapes(model, _HERE)
+    check_arguments(model, forward, tolerance, _HERE)
+    check_changeable(model, _HERE)
     optimizers = check_optimizers(model, optimizer, _HERE)
     if only not in ONLY:
         raise BatchNormError(f"only is {only!r}", where=_HERE, do=f"use one of {', '.join(map(repr, ONLY))}")
@@ -95,8 +96,8 @@ def insert(
         raise BatchNormError(
             "weight normalisation is not put behind a layer", where=_HERE, do='use make_norm("weight", of=layer)'
         )
-    before = copy.deepcopy(model).eval()
-    changed, memo = copied_with(model)
+    changed, memo = copied_with(model, where=_HERE)
+    before = copied_with(model, where=_HERE)[0].eval()
     modes = [(module, module.training) for module in changed.modules()]
     graph = trace(changed.eval(), example, forward=forward)
     for module, training in modes:
@@ -204,7 +205,8 @@ def _unfit(graph: Graph, layer: nn.Module) -> str:
     if isinstance(layer, Normed) or any("norm" in type(r.target).__name__.lower() for r in _readers(graph, calls)):
         return "a norm follows already"
     if not calls:
-        return "this example does not reach it"
+        inside = bool(list(layer.children())) and any(graph.times[p] for p, m in graph.modules.items() if m is layer)
+        return "its weight is computed by modules inside it" if inside else "this example does not reach it"
     if len(calls) > 1:
         return f"it is called {len(calls)} times, and each place would need a norm of its own"
     if len(calls[0].outputs) != 1:
@@ -212,6 +214,8 @@ def _unfit(graph: Graph, layer: nn.Module) -> str:
     shape = graph.values[calls[0].outputs[0]].shape
     if isinstance(layer, nn.Linear) and len(shape) != 2:
         return "it is linear in the last axis, and a norm takes its channels in axis 1"
+    if isinstance(layer, _ConvNd) and len(shape) != len(layer.kernel_size) + 2:
+        return f"what it makes has the shape {list(shape)}, without a batch: give an example of several samples"
     if len(shape) < 2:
         return f"what it makes has the shape {list(shape)}, without a batch and channels"
     return ""
@@ -290,10 +294,15 @@ def _keep_function(path: str, norm: nn.Module, seen: Seen, bias: Tensor | None) 
         )
     if norm.weight is None or norm.bias is None:
         raise BatchNormError("a norm without gamma and beta cannot keep the function", where=f"{_HERE}: {path}")
-    if seen.moments is None or seen.count < 2:
+    if seen.moments is None:
         raise BatchNormError(
             "the batches of preserve= do not reach it", where=f"{_HERE}: {path}", do="give batches that do, or where="
         )
+    if seen.count < 2:
+        raise BatchNormError(
+            "the batches of preserve= give one value per channel, which has no variance", where=f"{_HERE}: {path}",
+            do="give more samples",
+        )  # fmt: skip
     mean, var = seen.moments.mean, seen.moments.var * (seen.count / (seen.count - 1))
     # From the variance as it is stored, so that what rounding takes is given back.
     norm.running_var.copy_(var)

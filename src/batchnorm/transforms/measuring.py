@@ -20,6 +20,7 @@ from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.switches import _turned
 from batchnorm.records import Change, Report, _plain
+from batchnorm.transforms.follow import scripted_norms
 from batchnorm.transforms.freeze import is_frozen
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -39,7 +40,7 @@ def sites(model: nn.Module, verb: str) -> tuple[list[tuple[str, _BatchNorm]], di
     {'1': "it has no running statistics: it uses each batch's own anyway"}
     """
     layers: list[tuple[str, _BatchNorm]] = []
-    left: dict[str, str] = {}
+    left = scripted_norms(model, f"{verb} the model before torch.jit.script")
     for path, module in model.named_modules():
         if not isinstance(module, _BatchNorm):
             continue

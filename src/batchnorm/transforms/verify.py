@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError, NotEquivalent
-from batchnorm.graph import call_with
+from batchnorm.graph import call_with, check_forward, check_ready
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate
@@ -17,6 +17,38 @@ from batchnorm.records import Certificate
 Forward = Callable[[nn.Module, Any], Any]
 # Of the largest output: what rounding may do to a deep network.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+def check_tolerance(tolerance: Any, where: str) -> None:
+    """Refuse a tolerance that nothing could be within, or that is no number.
+
+    >>> check_tolerance(float("nan"), "fold")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: fold: tolerance is nan; give a share of the largest output, 0 or more, such as 1e-4
+    """
+    number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
+    if tolerance is not None and not (number and tolerance >= 0):
+        raise BatchNormError(
+            f"tolerance is {tolerance!r}", where=where, do="give a share of the largest output, 0 or more, such as 1e-4"
+        )
+
+
+def check_arguments(model: Any, forward: Any, tolerance: Any, where: str) -> None:
+    """Refuse what no verb that watches a run and compares outputs can work with.
+
+    >>> check_arguments(nn.ReLU(), "model(x)", None, "fold")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: fold: forward is 'model(x)'; give a function of the model and of what it is \
+called with
+    """
+    check_ready(model, where)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise BatchNormError(
+                f"{name} is on the meta device, without numbers", where=where, do="load the model's weights first"
+            )
+    check_forward(forward, where)
+    check_tolerance(tolerance, where)
 
 
 def verify(
@@ -38,12 +70,17 @@ def verify(
 
     The difference counts relative to the largest output; of outputs that are not real numbers (labels, masks), the
     share that differs counts. Both models begin every run with the same random state. A random input that the model
-    itself does not accept is left out. `NotEquivalent` names the first module, among those that ``unchanged`` says
-    should give the same, where the two part. Neither model is touched.
+    itself does not accept, or for which it gives NaN, is left out. `NotEquivalent` names the first module, among those
+    that ``unchanged`` says should give the same, where the two part. Neither model is touched.
+
+    Outputs that are all zero, or only labels, would be the same whatever happened: then what those modules make is
+    compared in their place. NaN equals nothing: an example for which the model as it was gives NaN is refused, and so
+    is a model that does not give the same twice.
     """
+    check_tolerance(tolerance, verb)
     run = forward or call_with
     allowed = _allowed(before) if tolerance is None else tolerance
-    worst, share, compared = 0.0, 0.0, 0
+    worst, share, compared, telling = 0.0, 0.0, 0, False
     for number in range(more + 1):
         given = example if number == 0 else like(example, number)
         try:
@@ -53,7 +90,9 @@ def verify(
                 raise  # the model's own mistake, in its own words
             continue
         if number == 0:
-            _check_telling(old, verb)
+            _check_numbers(old, before, given, run, verb)
+        elif any(_has_nan(t) for t in old):
+            continue
         try:
             new = _outputs(after, given, run)
         except Exception as error:
@@ -64,8 +103,12 @@ def verify(
         if tolerance is None:
             allowed = max([allowed, *(TOLERANCE.get(t.dtype, 0.0) for t in old)])
         absolute, relative = difference(old, new)
+        if not relative <= allowed and tolerance is None:
+            allowed = max([allowed, *(TOLERANCE.get(d, 0.0) for d in dtypes_inside(before, given, run))])
         worst, share, compared = max(worst, absolute), max(share, relative), compared + 1
+        telling = telling or any(_tells(t) for t in old)
         if not relative <= allowed:
+            _check_steady(old, before, given, run, verb)
             place = _parting(before, after, given, run, allowed, unchanged)
             raise NotEquivalent(
                 f"the outputs would differ by {absolute:.3g} ({relative:.2g} of the largest, allowed: {allowed:g})"
@@ -73,6 +116,8 @@ def verify(
                 where=verb,
                 do=f"{_KEPT}; allow more with tolerance= only if you know why they differ",
             )
+    if not telling and allowed < float("inf"):
+        return _inside(before, after, example, run, allowed, unchanged, verb)
     return Certificate(worst, share, allowed, compared)
 
 
@@ -127,24 +172,110 @@ def _allowed(model: nn.Module) -> float:
     return max((TOLERANCE.get(t.dtype, 0.0) for t in [*model.parameters(), *model.buffers()]), default=0.0)
 
 
+def dtypes_inside(model: nn.Module, given: Any, run: Forward = call_with) -> set[torch.dtype]:
+    """Return in which numbers modules compute on the way: under autocast, no parameter shows them.
+
+    >>> dtypes_inside(nn.Sequential(nn.Linear(3, 2).double()), torch.ones(1, 3, dtype=torch.float64))
+    {torch.float64}
+    """
+    found: set[torch.dtype] = set()
+    with untouched(model):  # which removes the hooks, too
+        for module in model.modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                module.register_forward_hook(lambda module, args, made: found.update(t.dtype for t in tensors_in(made)))
+        _outputs(model, given, run)
+    return found
+
+
 def _outputs(model: nn.Module, given: Any, run: Forward) -> list[Tensor]:
     """The tensors of one run. It leaves no trace in the model and the random states: the next begins as it did."""
     with torch.inference_mode(False), torch.no_grad(), untouched(model):
         return [t.detach().clone() for t in tensors_in(run(model, fresh(given)))]
 
 
-def _check_telling(outputs: list[Tensor], verb: str) -> None:
-    """Refuse to certify by outputs that would be the same whatever happened."""
+def _has_nan(tensor: Tensor) -> bool:
+    return (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and bool(tensor.isnan().any())
+
+
+def _tells(tensor: Tensor) -> bool:
+    """Whether an output would show that a function changed: zeros may be zero for any function, labels the same."""
+    real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    return real and bool(((tensor != 0) & tensor.isfinite()).any())
+
+
+def _check_numbers(outputs: list[Tensor], model: nn.Module, given: Any, run: Forward, verb: str) -> None:
+    """Refuse to certify by outputs that cannot be compared."""
     if not any(t.numel() for t in outputs):
         raise BatchNormError(
             "the model returned no numbers, so there is nothing to compare", where=verb,
             do="give forward=, a function of the model and the example that returns tensors",
         )  # fmt: skip
-    if not any(bool(t.isfinite().any()) for t in outputs):
+    if any(_has_nan(t) for t in outputs) or not any(bool(t.isfinite().any()) for t in outputs):
         raise BatchNormError(
-            "the model's outputs are NaN or infinite on the example before anything is changed", where=verb,
+            "the model's outputs are NaN or infinite on the example before anything is changed"
+            + _first_nan(model, given, run), where=verb,
             do="give an example on which it works, or look for bad weights or running statistics",
         )  # fmt: skip
+
+
+def _first_nan(model: nn.Module, given: Any, run: Forward) -> str:
+    """The first module that makes NaN or infinity, in words."""
+    found: list[str] = []
+    with untouched(model):  # which removes the hooks, too
+        for path, module in model.named_modules():
+            if path and not isinstance(module, torch.jit.ScriptModule):
+
+                def look(module: nn.Module, args: Any, result: Any, path: str = path) -> None:
+                    if not found and not all(bool(t.isfinite().all()) for t in tensors_in(result)):
+                        found.append(f" (the first to make them is {path}, a {type(module).__name__})")
+
+                module.register_forward_hook(look)
+        _outputs(model, given, run)
+    return "".join(found)
+
+
+def _check_steady(old: list[Tensor], model: nn.Module, given: Any, run: Forward, verb: str) -> None:
+    """Refuse a model that gives something else each time, before the change is blamed for it."""
+    again = _outputs(model, given, run)
+    if [t.shape for t in old] != [t.shape for t in again] or difference(old, again)[0] > 0:
+        raise BatchNormError(
+            "the model as it is gives something else when it is run again with the same input and the same random "
+            "state, so there is nothing to compare with", where=verb,
+            do="switch off what is random in it (a Generator of its own, a counter), or give forward= that does",
+        )  # fmt: skip
+
+
+def _inside(
+    before: nn.Module,
+    after: nn.Module,
+    given: Any,
+    run: Forward,
+    allowed: float,
+    unchanged: Callable[[str], bool],
+    verb: str,
+) -> Certificate:
+    """Compare what the modules inside make, where the outputs are zeros or labels and tell nothing."""
+    absolute = relative = 0.0
+    seen = False
+    for path, was, now in _pairs(before, after, given, run, unchanged):
+        if [t.shape for t in was] != [t.shape for t in now]:
+            continue  # what one of them returns besides is not known to be the same
+        found = difference(was, now)
+        absolute, relative = max(absolute, found[0]), max(relative, found[1])
+        seen = seen or any(_tells(t) for t in was)
+        if not relative <= allowed:
+            raise NotEquivalent(
+                f"what {path} makes would differ by {found[0]:.3g} ({found[1]:.2g} of the largest, allowed: "
+                f"{allowed:g}); the outputs of the model, zeros or labels, do not show it",
+                where=verb,
+                do=_KEPT,
+            )
+    if not seen:
+        raise BatchNormError(
+            "the outputs are zero or labels, and so is what the layers inside make: nothing shows whether the function "
+            "is kept", where=verb, do="give an example, or forward=, with outputs that are not zero",
+        )  # fmt: skip
+    return Certificate(absolute, relative, allowed, 1, "the outputs are zeros or labels; layers inside")
 
 
 def _same_kind(old: list[Tensor], new: list[Tensor], verb: str) -> None:
@@ -157,25 +288,32 @@ def _parting(
     before: nn.Module, after: nn.Module, given: Any, run: Forward, allowed: float, unchanged: Callable[[str], bool]
 ) -> str:
     """The path of the first module that gives something else in the two models."""
+    for path, was, now in _pairs(before, after, given, run, unchanged):
+        if [t.shape for t in was] != [t.shape for t in now] or not difference(was, now)[1] <= allowed:
+            return path
+    return ""
+
+
+def _pairs(
+    before: nn.Module, after: nn.Module, given: Any, run: Forward, unchanged: Callable[[str], bool]
+) -> list[tuple[str, list[Tensor], list[Tensor]]]:
+    """What the modules that should give the same give in the two models, in the order of the changed one's calls."""
     earlier: dict[str, list[list[Tensor]]] = {}
-    apart: list[str] = []
+    pairs: list[tuple[str, list[Tensor], list[Tensor]]] = []
 
     def note(path: str, result: Any) -> None:
         earlier.setdefault(path, []).append([t.clone() for t in tensors_in(result)])
 
     def compare(path: str, result: Any) -> None:
-        if apart or not earlier.get(path):
-            return
-        was, now = earlier[path].pop(0), tensors_in(result)
-        if [t.shape for t in was] != [t.shape for t in now] or difference(was, now)[1] > allowed:
-            apart.append(path)
+        if earlier.get(path):
+            pairs.append((path, earlier[path].pop(0), [t.clone() for t in tensors_in(result)]))
 
     for model, look in ((before, note), (after, compare)):
         with untouched(model):  # which removes the hooks, too
             for path, module in model.named_modules():
-                if path and unchanged(path):
+                if path and unchanged(path) and not isinstance(module, torch.jit.ScriptModule):
                     module.register_forward_hook(
                         lambda module, args, result, path=path, look=look: look(path, result)  # type: ignore[misc]
                     )
             _outputs(model, given, run)
-    return apart[0] if apart else ""
+    return pairs
