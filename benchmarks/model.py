@@ -1,12 +1,14 @@
 """A full training step (forward, backward, SGD) of whole networks: stock torch beside batchnorm.accelerate.
 
     python benchmarks/model.py [--steps 15] [--compile] [--json model.json]
+    python benchmarks/model.py --apart [--steps 25]
     python benchmarks/model.py --infer [--steps 50] [--batch 1]
 
-With ``--infer`` it is inference instead: as the model was, compiled, folded by torch.fx and by batchnorm.fold, and the
-folded one in onnxruntime and openvino where they are installed. All contenders take turns in one process; the figures
-are lower quartiles of the times (of inference: medians with quartiles), and medians of the ratios of neighbouring steps
-with their quartiles.
+With ``--apart`` every contender has a process, and so a memory, of its own (see apart.py), and freed memory is kept or
+not. With ``--infer`` it is inference instead: as the model was, compiled, folded by torch.fx and by batchnorm.fold, and
+the folded one in onnxruntime and openvino where they are installed. Otherwise all contenders take turns in one process;
+the figures are lower quartiles of the times (of inference: medians with quartiles), and medians of the ratios of
+neighbouring steps with their quartiles.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import batchnorm as bn
+from apart import train_apart, training_step, without_norms
 from batchnorm.records import RecordFile
 from batchnorm.transforms.accelerate import in_layout, measure
 from inference import infer
@@ -28,27 +31,6 @@ SUBJECTS = {
 }
 
 
-def training_step(model, x, target):
-    model.train()
-    sgd = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-
-    def step():
-        sgd.zero_grad()
-        F.cross_entropy(model(x), target).backward()
-        sgd.step()
-
-    return step
-
-
-def without_norms(model):
-    """The same network with nothing in the place of its BN layers: what a BN layer that cost nothing would leave."""
-    for module in model.modules():
-        for name, child in module.named_children():
-            if isinstance(child, torch.nn.modules.batchnorm._BatchNorm):
-                setattr(module, name, torch.nn.Identity())
-    return model
-
-
 def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=15)
@@ -56,13 +38,14 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="", help="part of a subject's name")
     parser.add_argument("--infer", action="store_true", help="inference in place of training")
+    parser.add_argument("--apart", action="store_true", help="every contender in a process of its own")
     parser.add_argument("--compile", action="store_true", help="torch.compile of the stock model too")
     parser.add_argument("--json", help="write the samples here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(bn.kernels.describe())
     ways = options.only, options.batch, options.threads, options.steps
-    records = infer(*ways) if options.infer else train(options)
+    records = infer(*ways) if options.infer else train_apart(*ways) if options.apart else train(options)
     if options.json:
         RecordFile("model", vars(options), tuple(records)).write(options.json)
 
