@@ -177,7 +177,8 @@ def test_a_watch_begins_once():
     assert not seen.running
 
 
-def test_the_guide_names_every_quantity():
-    guide = Path(__file__).parents[2] / "docs" / "understand.md"
-    rows = [line.split("|")[1] for line in guide.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    assert {name.strip() for row in rows[1:] for name in row.split(",")} == set(QUANTITIES)
+@pytest.mark.parametrize(("what", "all_of_them"), [("quantity", QUANTITIES), ("probe", bn.probe.__all__)])
+def test_the_guide_names_every_one(what, all_of_them):
+    guide = (Path(__file__).parents[2] / "docs" / "understand.md").read_text(encoding="utf-8")
+    table = guide[guide.index(f"| {what} |") :].split("\n\n")[0].splitlines()[2:]
+    assert {name.strip(" `") for row in table for name in row.split("|")[1].split(",")} == set(all_of_them)
