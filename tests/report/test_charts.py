@@ -6,6 +6,9 @@ import pytest
 from visiting import Visit
 
 from batchnorm.lab.summary import summarise
+from batchnorm.records import Measurement, RecordFile
+from batchnorm.report.load import Run
+from batchnorm.report.page import write_page
 
 ACCURACY, RATES, PROGRESS, LAYERS = range(4)
 LINES = "[...document.querySelectorAll('.sketch')][0].querySelectorAll('.line')"
@@ -157,4 +160,30 @@ def test_paper_gets_every_chart_dark_on_white(browser, pages, scheme):
     assert visit.page.locator(".plot-container >> visible=true").count() == 0
     colour = visit.page.evaluate("getComputedStyle(document.querySelector('.sketch text')).fill")
     assert sum(int(part) for part in re.findall(r"\d+", colour)[:3]) < 200
+    visit.context.close()
+
+
+def test_columns_with_long_names_keep_them_all(browser, tmp_path):
+    """Names that do not fit beside each other are turned, not left out; numbers that do not fit their cell are."""
+    kinds = [
+        (operation, direction) for operation in ("bn", "bn+relu", "bn+add+relu") for direction in ("train", "eval")
+    ]
+    kinds += [(operation, "forward") for operation in ("bn", "bn+relu", "bn+add+relu")]
+    measured = [
+        Measurement("time", {"shape": "8x4", "layout": "contiguous", "operation": operation, "pass": direction,
+                             "memory": "kept", "dtype": "float32", "bytes": 128, "contender": who}, (seconds,), "s")
+        for operation, direction in kinds
+        for who, seconds in (("batchnorm", 0.001), ("torch", 0.002), ("floor", 0.001))
+    ]  # fmt: skip
+    page = write_page([Run("bench", RecordFile("bench", {}, tuple(measured)))], tmp_path / "bench.html")
+    visit = Visit(browser, page)
+    names = visit.page.locator(".sketch .xtick")
+    expected = [f"{operation} {direction}, memory kept" for operation, direction in kinds]
+    numbers = visit.page.locator(".sketch text[font-size]")
+    assert names.all_text_contents() == expected
+    assert numbers.all_text_contents() == ["2.00"] * len(kinds)
+    visit.page.set_viewport_size({"width": 300, "height": 844})
+    visit.until("document.querySelectorAll('.sketch text[font-size]').length === 0")
+    assert names.all_text_contents() == expected
+    assert visit.complaints == []
     visit.context.close()

@@ -44,7 +44,7 @@ def draw(records: RecordFile) -> Plot | None:
             "data": [heat],
             "layout": {"xaxis": {"type": "category"}, "yaxis": {"autorange": "reversed", "automargin": True}},
         },
-        height=150 + 26 * len(places),
+        height=100 + 26 * len(places) + 8 * max(map(len, kinds)),  # names of columns are written upwards
         table=Table(
             "Median times in milliseconds",
             "",

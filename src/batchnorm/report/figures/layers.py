@@ -11,7 +11,7 @@ from batchnorm.report.figures.palette import BLUE_TO_ORANGE, CIVIDIS
 from batchnorm.report.sections import Choice, Plot, Table, short
 
 DRAWN_ELSEWHERE = ("histogram",)
-SIGNED = ("mean", "beta")  # colours that part at 0
+SIGNED = ("mean", "percentiles", "beta")  # colours that part at 0
 WHICH = {"percentiles": 1}  # the sample that a map shows, where it is not the first
 WORDS = {"percentiles": "median", "gamma": "gamma (mean)", "beta": "beta (mean)", "gap": "gap of the means"}
 

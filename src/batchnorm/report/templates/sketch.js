@@ -86,7 +86,10 @@ const sketch = (() => {
     const left = Math.ceil(wide(y.ticks.map(([, text]) => text), size)) + 12 + (titles[1] ? size + 12 : 0);
     const head = upright ? size + 16 : heat ? size + 20 : 12;
     const right = upright ? Math.max(wide(bar.map(([, text]) => text), size) + 42, wide([plain(heat.colorbar.title.text)], size) + 14) : narrow ? 10 : 24;
-    const box = { left, right: W - right, top: head, bottom: H - (titles[0] ? 2.2 * size + 22 : size + 16) };
+    // Names that do not fit below their columns are written upwards.
+    const longest = x.names ? wide(x.names, size) : 0, turned = longest + 6 > (W - right - left) / (x.names || []).length;
+    const below = turned ? longest + 6 : size;
+    const box = { left, right: W - right, top: head, bottom: H - (titles[0] ? below + 1.2 * size + 22 : below + 16) };
     const across = (value) => box.left + ((value - x.range[0]) / (x.range[1] - x.range[0])) * (box.right - box.left);
     const part = (value) => (value - y.range[0]) / (y.range[1] - y.range[0]);
     const falls = (layout.yaxis || {}).autorange === "reversed";
@@ -97,12 +100,14 @@ const sketch = (() => {
 
     // Names that would stand on each other are left out evenly.
     const thin = (ticks, room) => ticks.filter((_, index) => index % Math.max(1, Math.ceil(room)) === 0);
-    const below = thin(x.ticks, (wide(x.ticks.map(([, text]) => text), size) + (narrow ? 2 : 8)) / ((box.right - box.left) / x.ticks.length));
+    const apart = turned ? size * 1.15 : wide(x.ticks.map(([, text]) => text), size) + (x.names ? 2 : 8);
+    const under = thin(x.ticks, apart / ((box.right - box.left) / x.ticks.length));
     const beside = thin(y.ticks, (size * 1.15) / ((box.bottom - box.top) / y.ticks.length));
-    for (const [value, text] of below) {
+    for (const [value, text] of under) {
       const at = across(value).toFixed(1);
       if (!heat) put("line", { class: "grid", x1: at, x2: at, y1: box.top, y2: box.bottom });
-      put("text", { x: at, y: box.bottom + size + 6, "text-anchor": "middle" }, text);
+      if (turned) put("text", { class: "xtick", transform: `translate(${across(value) + size * 0.35} ${box.bottom + 6}) rotate(-90)`, "text-anchor": "end" }, text);
+      else put("text", { class: "xtick", x: at, y: box.bottom + size + 6, "text-anchor": "middle" }, text);
     }
     for (const [value, text] of beside) {
       const at = down(value);
@@ -113,15 +118,15 @@ const sketch = (() => {
     if (titles[1]) put("text", { transform: `translate(${size + 1} ${(box.top + box.bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, titles[1]);
 
     function map(trace) {
+      const small = narrow ? 9 : size, fits = wide((trace.text || []).flat(), small) < across(x.edges[1]) - across(x.edges[0]); // if not, the table has them
       const { paint } = scaled, cells = new Map(), texts = [], [gapX, gapY] = [(trace.xgap || 0) / 2, (trace.ygap || 0) / 2];
       trace.z.forEach((row, r) => row.forEach((value, c) => {
         if (value === null) return;
         const colour = paint(value), [x0, x1] = [across(x.edges[c]) + gapX, across(x.edges[c + 1]) - gapX], [y0, y1] = [down(y.edges[r]) + gapY, down(y.edges[r + 1]) - gapY];
         cells.set(String(colour), `${cells.get(String(colour)) || ""}M${x0.toFixed(1)},${y0.toFixed(1)}H${x1.toFixed(1)}V${y1.toFixed(1)}H${x0.toFixed(1)}Z`);
-        if (trace.texttemplate && trace.text[r][c]) texts.push([(x0 + x1) / 2, (y0 + y1) / 2, trace.text[r][c], colour]);
+        if (fits && trace.texttemplate && trace.text[r][c]) texts.push([(x0 + x1) / 2, (y0 + y1) / 2, trace.text[r][c], colour]);
       }));
       for (const [colour, d] of cells) put("path", { class: "cells", d, fill: `rgb(${colour})` });
-      const small = narrow ? 9 : size;
       for (const [cx, cy, text, [red, green, blue]] of texts) put("text", { x: cx.toFixed(1), y: (cy + small * 0.35).toFixed(1), "text-anchor": "middle", "font-size": small, style: `fill: ${0.299 * red + 0.587 * green + 0.114 * blue > 140 ? "#15191e" : "#ffffff"}` }, text);
     }
     function scale() {
@@ -132,7 +137,7 @@ const sketch = (() => {
       if (!upright) {
         put("rect", { x: box.left, y: size + 4, width: box.right - box.left, height: 8, fill: `url(#${id})` });
         const said = [[box.left, "start", scaled.low], [box.right, "end", scaled.high]];
-        for (const [at, anchor, value] of said) put("text", { x: at, y: size, "text-anchor": anchor }, written(value, heat.colorbar.tickformat));
+        for (const [at, anchor, value] of said) put("text", { x: at, y: size, "text-anchor": anchor }, written(Number(value.toPrecision(3)), heat.colorbar.tickformat));
         put("text", { x: (box.left + box.right) / 2, y: size, "text-anchor": "middle" }, title);
         return;
       }
