@@ -69,6 +69,17 @@ def test_a_step_is_said_once_it_is_reached_not_while_it_plays(browser, pages):
     visit.context.close()
 
 
+def test_without_scripts_there_are_the_tables_and_a_word_about_it(browser, pages):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(pages["race"].as_uri())
+    assert page.locator("noscript p").bounding_box()["height"] > 0
+    assert page.locator(".plotly-figure >> visible=true").count() == 0
+    page.get_by_text("As numbers").first.click()
+    assert page.get_by_role("table", name="Median validation accuracy", exact=True).is_visible()
+    context.close()
+
+
 def test_tables_of_words_fit_a_phone(browser, pages):
     visit = Visit(browser, pages["race"])
     table = visit.page.locator(".scroll.words").first

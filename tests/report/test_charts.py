@@ -155,9 +155,12 @@ def test_a_chart_fits_a_window_that_becomes_narrow(fresh):
 def test_paper_gets_every_chart_dark_on_white(browser, pages, scheme):
     visit = Visit(browser, pages["race"], color_scheme=scheme)
     visit.reach_for(RATES)
+    visit.page.set_viewport_size({"width": 720, "height": 1000})  # a sheet of A4 between its margins
     visit.page.emulate_media(media="print", color_scheme=scheme)
+    assert visit.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0  # paper does not scroll
     assert visit.page.locator(".sketch >> visible=true").count() == 4
     assert visit.page.locator(".plot-container >> visible=true").count() == 0
+    assert visit.page.get_by_text("BN-x5-Sigmoid", exact=True).first.is_visible()  # which line is which
     colour = visit.page.evaluate("getComputedStyle(document.querySelector('.sketch text')).fill")
     assert sum(int(part) for part in re.findall(r"\d+", colour)[:3]) < 200
     visit.context.close()
