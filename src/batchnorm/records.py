@@ -71,6 +71,16 @@ class RecordFile:
     machine: Mapping[str, Any] = field(default_factory=lambda: machine())
     format: int = FORMAT
 
+    def __repr__(self) -> str:
+        """Say what is in it, on one line: a run has thousands of numbers.
+
+        >>> RecordFile("watch", {}, (Measurement("mean", {}, (0.5,)), Measurement("mean", {}, (0.25,))))
+        RecordFile('watch', 2 measurements of mean)
+        """
+        quantities = ", ".join(dict.fromkeys(m.quantity for m in self.measurements))
+        of = f" of {quantities}" if quantities else ""
+        return f"RecordFile({self.command!r}, {len(self.measurements)} measurements{of})"
+
     def to_json(self) -> str:
         """Serialise; numbers that JSON lacks (NaN, infinity) become null.
 

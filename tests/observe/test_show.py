@@ -5,6 +5,7 @@ After a change that is meant: ``python tests/observe/test_show.py`` writes the g
 
 import io
 import math
+from collections import OrderedDict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -136,7 +137,7 @@ def test_the_notebook_view_is_well_formed_and_shows_names_as_text(name):
     assert not any("nan" in value or "inf" in value for value in numbers)
     if name == "hostile":
         assert HOSTILE + "\x1b[31m" in page.words
-        assert "[bold]: steps 0 to 200" in page.words
+        assert "[bold]: signals, steps 0 to 200" in page.words
     assert all(own["role"] == "img" and own["aria-label"] for tag, own in page.tags if tag == "svg")
 
 
@@ -151,6 +152,22 @@ def test_the_drawings_show_the_numbers():
     labels = [own["aria-label"] for tag, own in page.tags if tag == "svg"]
     assert "training loss, now 0.46" in labels
     assert "15th, 50th, 85th percentile, now -3, 0.2, 3" in labels
+
+
+def test_the_notebook_view_has_weights_in_the_order_of_the_model_and_draws_what_was_chosen():
+    layers = {"in": torch.nn.Linear(2, 3), "norm": torch.nn.BatchNorm1d(3), "out": torch.nn.Linear(3, 1)}
+    model = torch.nn.Sequential(OrderedDict(layers))
+    with bn.watch(model) as seen:
+        model(torch.randn(4, 2)).sum().backward()
+        seen.step()
+    page = Page(seen._repr_html_())
+    names = [word for word in page.words if word.removesuffix(" (output)") in layers or word.endswith("step 0")]
+    assert names == ["signals, step 0", "norm", "norm (output)", "out", "weights, step 0", "in", "norm", "out"]
+    with bn.watch(model, quantities="mean") as seen:
+        model(torch.randn(4, 2)).sum().backward()
+        seen.step()
+    labels = [own["aria-label"] for tag, own in Page(seen._repr_html_()).tags if tag == "svg"]
+    assert [label.split(",")[0] for label in labels] == ["mean"] * 3
 
 
 def test_a_long_run_is_drawn_with_as_many_points_as_can_be_seen():

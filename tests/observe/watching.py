@@ -60,3 +60,13 @@ def of(records, quantity, layer=None):
 
 def hooks_of(model):
     return sum(len(getattr(m, name)) for m in model.modules() for name in vars(m) if "_hooks" in name)
+
+
+def watched(model, steps=1, shape=(8, 6), **options):
+    with bn.watch(model, **options) as seen:
+        train(model, sgd(model), batches(steps, shape))
+    return seen
+
+
+def layers_of(seen, quantity="mean"):
+    return [m.setting["layer"] for m in of(seen.records, quantity) if m.setting["step"] == 0]

@@ -1,6 +1,7 @@
-"""Short real runs, made once: what every test of the page draws."""
+"""Short real runs, made once, what every test of the page draws; and a browser to look at them."""
 
 import dataclasses
+import shutil
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from batchnorm.lab.race import run
 from batchnorm.lab.store import to_records
 from batchnorm.observe.watch import watch
 from batchnorm.records import Finding, Measurement, RecordFile
+from batchnorm.report.load import Run
+from batchnorm.report.page import write_page
 
 
 @pytest.fixture(scope="session")
@@ -68,3 +71,26 @@ def bench_records():
     measured = [Measurement("time", {**setting, "contender": name}, samples, "s") for name, samples in times.items()]
     row = {"what": "bn train vs torch", "value": 2.0, "cells": 1, "target": 1.8, "unit": "x", "reached": True}
     return RecordFile("bench", {"threads": 1}, tuple(measured), {"rows": [row]})
+
+
+@pytest.fixture(scope="session")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("there is no chromium here: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        # Without a sandbox: continuous integration runs as root.
+        opened = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory, race_records, signal_records, hostile_records):
+    folder = tmp_path_factory.mktemp("pages")
+    runs = {
+        "race": [Run("race", race_records), Run("signal", signal_records)],
+        "hostile": [Run(HOSTILE, hostile_records)],
+    }
+    return {name: write_page(each, folder / f"{name}.html") for name, each in runs.items()}

@@ -1,75 +1,12 @@
 """The page in a real browser: it loads without an error or a request, moves when told to, shows what was recorded."""
 
 import re
-import shutil
-import time
 
 import pytest
 from hostile_names import BOLD, HOSTILE, IMAGE
-
-from batchnorm.lab.summary import summarise
-from batchnorm.report.load import Run
-from batchnorm.report.page import write_page
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here: apt-get install chromium")
+from visiting import Visit
 
 LARGEST = 6_000_000
-DRAWN = "document.documentElement.dataset.charts === 'drawn'"
-PATIENCE = 120_000  # milliseconds; a page that is slow on a busy machine is no failure
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        # Without a sandbox: continuous integration runs as root.
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory, race_records, signal_records, hostile_records):
-    folder = tmp_path_factory.mktemp("pages")
-    runs = {
-        "race": [Run("race", race_records), Run("signal", signal_records)],
-        "hostile": [Run(HOSTILE, hostile_records)],
-    }
-    return {name: write_page(each, folder / f"{name}.html") for name, each in runs.items()}
-
-
-class Visit:
-    """A page that is open, and what it asked for and complained of."""
-
-    def __init__(self, browser, path, **options):
-        self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(PATIENCE)
-        self.complaints, self.requests, self.dialogs = [], [], []
-        self.page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()))
-        self.page.goto(path.as_uri(), wait_until="domcontentloaded")
-        self.until(DRAWN)
-
-    def until(self, condition):
-        """Wait until an expression is true. Asked from here: the page's own policy forbids it to evaluate text."""
-        end = time.monotonic() + PATIENCE / 1000
-        while not self.page.evaluate(condition):
-            assert time.monotonic() < end, condition
-            self.page.wait_for_timeout(20)
-
-    def seek(self, frame):
-        self.page.locator(".signal input[type=range]").fill(str(frame))
-
-    @property
-    def step(self):
-        return int(self.page.locator(".signal").get_attribute("data-step"))
-
-    def bars(self):
-        return self.page.locator(".panel .bars").evaluate_all("all => all.map((bars) => bars.getAttribute('d'))")
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +49,10 @@ def test_it_loads_without_an_error_or_a_request(opened, pages, capsys):
     assert [url for url in opened.requests if not url.startswith(("file:", "data:", "blob:"))] == []
     assert opened.requests[0] == pages["race"].as_uri()
     assert pages["race"].stat().st_size <= LARGEST
-    assert opened.page.locator(".plotly-figure .main-svg").count() > 0
+    charts = opened.page.locator(".plotly-figure")
+    assert charts.count() == 4
+    assert charts.locator(".sketch").count() == 4
+    assert opened.page.evaluate("window.Plotly === undefined")  # the long script waits until someone wants it
 
 
 def test_play_moves_the_histograms_and_stops_at_the_end(race):
@@ -232,44 +172,6 @@ def test_the_bars_are_the_recorded_counts(race, signal_records):
     assert tops == pytest.approx([72 - 68 * count / max(counts) for count in counts], abs=0.06)
 
 
-def test_the_charts_numbers_are_the_records(race, race_result):
-    drawn = race.page.evaluate(
-        """() => [...document.querySelectorAll('.plotly-figure')].map((each) => each.data.map((trace) =>
-            ({ type: trace.type, name: trace.name, part: trace.meta && trace.meta.part, x: trace.x, y: trace.y })))"""
-    )
-    rows = summarise(race_result).rows
-    lines = {trace["name"]: trace["y"] for trace in drawn[0] if trace["part"] == "line"}
-    assert lines == {row.variant: list(row.median_accuracy) for row in rows}
-    assert drawn[1][0]["type"] == "heatmap"
-    tried = sorted({curve.member.learning_rate for lane in race_result.lanes for curve in lane.curves})
-    assert drawn[1][0]["x"] == [f"{rate:g}" for rate in tried]
-    table = race.page.locator("section.table tbody tr").first.inner_text()
-    assert table.startswith("Inception")
-
-
-def test_a_switch_hides_its_variant(race):
-    figure = "document.querySelector('.plotly-figure')"
-    drawn = f"{figure}.querySelectorAll('.scatterlayer .trace').length"
-    before = race.page.evaluate(drawn)
-    box = race.page.get_by_role("checkbox", name="BN-x30")
-    own = len(box.get_attribute("data-traces").split(","))
-    box.uncheck()
-    race.until(f"{drawn} === {before - own}")
-    hidden = race.page.evaluate(f"{figure}.data.filter((t) => t.visible === false).map((t) => t.name || null)")
-    assert {name for name in hidden if name} == {"BN-x30"}
-    box.check()
-    race.until(f"{drawn} === {before}")
-
-
-def test_another_quantity_can_be_chosen(race):
-    figure = race.page.locator(".plotly-figure").last
-    before = figure.evaluate("each => JSON.stringify(each.data[0].z)")
-    race.page.locator(".choose select").select_option("saturation")
-    race.until("[...document.querySelectorAll('.plotly-figure')].pop().data[0].colorbar.title.text === 'saturation'")
-    assert figure.evaluate("each => JSON.stringify(each.data[0].z)") != before
-    assert figure.evaluate("each => each.layout.xaxis.title.text") == "training steps"
-
-
 def test_names_are_shown_and_not_obeyed(browser, pages):
     visit = Visit(browser, pages["hostile"])
     assert visit.complaints == []
@@ -277,8 +179,11 @@ def test_names_are_shown_and_not_obeyed(browser, pages):
     assert visit.page.locator("h4").all_inner_texts() == [HOSTILE, IMAGE, BOLD]
     assert visit.page.locator("img, .card b:text('bold')").count() == 0
     assert visit.page.title() == "The signal in a network"
-    shown = visit.page.locator(".plotly-figure").first.locator(".ytick text").all_text_contents()
-    assert {f"{IMAGE}, {HOSTILE}", f"{IMAGE}, {BOLD}"} <= set(shown)
+    names = {f"{IMAGE}, {HOSTILE}", f"{IMAGE}, {BOLD}"}
+    assert names <= set(visit.page.locator(".plotly-figure .ytick").all_text_contents())
+    assert names <= set(visit.reach_for(0).locator(".ytick text").all_text_contents())
+    assert visit.complaints == []
+    assert visit.dialogs == []
     visit.context.close()
 
 
@@ -295,8 +200,10 @@ def test_a_phone_shows_it_all_in_its_width(browser, pages, scheme):
         for part in re.findall(r"\d+", visit.page.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]
     )
     assert (red + green + blue < 200) == (scheme == "dark")
-    line = "getComputedStyle(document.querySelector('.plotly-figure .ytick text')).fill"
-    text = [int(part) for part in re.findall(r"\d+", visit.page.evaluate(line))[:3]]
-    assert (sum(text) > 400) == (scheme == "dark")
+    drawn = ".plotly-figure .ytick", ".plotly-figure .ytick text"  # before plotly, and by it
+    for text in drawn:
+        colour = visit.page.evaluate(f"getComputedStyle(document.querySelector('{text}')).fill")
+        assert (sum(int(part) for part in re.findall(r"\d+", colour)[:3]) > 400) == (scheme == "dark")
+        visit.reach_for(0)
     assert visit.complaints == []
     visit.context.close()

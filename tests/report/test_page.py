@@ -222,9 +222,37 @@ def test_a_benchmark_is_told(bench_records):
     assert plot.table.rows == (("8x4 contiguous", "bn train", "2", "4", "2.00"),)
 
 
+def test_what_a_verb_changed_is_told(tmp_path):
+    """Of a real fold, as the command writes it: what went where, what stayed and why, how far the outputs are apart."""
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4))\n"
+    )
+    out = tmp_path / "fold.json"
+    arguments = [
+        "fold",
+        f"{tmp_path}/net.py:make",
+        "--input",
+        "2,4",
+        "--out",
+        str(tmp_path / "f.pt"),
+        "--json",
+        str(out),
+    ]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    (run,) = load([out])
+    table, measured = figures_of(run.records)
+    assert [row[:2] for row in table.rows] == [("3", "folded"), ("0", "left alone")]
+    assert table.sentence == "Modules changed: 1; left alone: 1."
+    assert table.notes[0].startswith("Outputs differ by at most ")
+    assert measured.title == "Records of fold"
+
+
 def test_other_records_become_a_table():
     measured = tuple(Measurement("time", {"layer": str(n)}, (float(n),), "s") for n in range(501))
-    (table,) = figures_of(RecordFile("calibrate", {}, measured))
+    (table,) = figures_of(RecordFile("claims", {}, measured))
     assert len(table.rows) == 500
     assert table.rows[7] == ("time", "layer 7", "1", "7", "7", "7", "s")
     assert table.notes == ("Shown are the first 500 of 501 measurements.",)

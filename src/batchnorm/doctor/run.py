@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from batchnorm.doctor.findings import Findings
-from batchnorm.doctor.hooks import Hook, users_frame
 from batchnorm.doctor.owners import owners
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.functional import moments
+from batchnorm.hooks import Hook, users_frame
 from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.recompute import in_backward, updates_once

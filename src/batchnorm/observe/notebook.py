@@ -12,6 +12,8 @@ from batchnorm.records import Measurement, RecordFile
 
 WIDE, HIGH = 160, 36
 POINTS = 200  # of a line: more than it has pixels are not drawn
+SIGNALS = ("values now", "15 to 85 %", "mean", "variance", "flat or dead", "gamma", "beta", "gap")
+WEIGHTS = ("weight norm", "gradient norm", "effective learning rate")
 _STYLE = 'style="text-align:left"'
 
 
@@ -27,29 +29,43 @@ def html(records: RecordFile) -> str:
 
 def _stack(stack: Stack) -> str:
     until = f"step {stack.last}" if stack.first == stack.last else f"steps {stack.first} to {stack.last}"
-    caption = escape(f"{stack.name}: {until}" if stack.name else until)
-    columns = ("layer", "values now", "15 to 85 %", "flat or dead", "gamma", "gap", "gradient norm", "weight norm")
-    rows = [_row(layer) for layer in stack.layers]
-    kept = [n for n, column in enumerate(columns) if column == "layer" or any(row[n] for row in rows)]
+    of = f"{stack.name}: " if stack.name else ""
+    weighted = [layer for layer in stack.layers if layer.has(*WEIGHTS)]
+    weighted.sort(key=lambda layer: layer.place("gradient norm", *WEIGHTS))  # which all with parameters have
+    signals = _table(f"{of}signals, {until}", ("layer", *SIGNALS), [_signal(layer) for layer in stack.layers])
+    weights = _table(f"{of}weights, {until}", ("layer", *WEIGHTS), [_weights(layer) for layer in weighted])
+    run = _table(
+        f"{of}the run", ("quantity", "over time"), [[escape(each[-1].quantity), _line(each)] for each in stack.run]
+    )
+    return signals + weights + run
+
+
+def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of the rows and columns that have something in them beside a name."""
+    rows = [row for row in rows if any(row[1:])]
+    if not rows:
+        return ""
+    kept = [0, *(n for n in range(1, len(columns)) if any(row[n] for row in rows))]
     head = "".join(f"<th {_STYLE}>{columns[n]}</th>" for n in kept)
     body = "".join("<tr>" + "".join(f"<td {_STYLE}>{row[n]}</td>" for n in kept) + "</tr>" for row in rows)
-    layers = f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    run = "".join(
-        f"<tr><th {_STYLE}>{escape(series[-1].quantity)}</th><td {_STYLE}>{_line(series)}</td></tr>"
-        for series in stack.run
-    )
-    return (layers if rows else "") + (f"<table><caption>{caption}</caption><tbody>{run}</tbody></table>" * bool(run))
+    return f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _row(layer: Layer) -> list[str]:
+def _signal(layer: Layer) -> list[str]:
     lost = layer.of("saturation") or layer.of("dead")
+    spread = band(layer.of("percentiles"))
     return [
         escape(layer.name),
         bars(layer.of("histogram")[-1]) if layer.of("histogram") else "",
-        band(layer.of("percentiles")),
+        spread,
+        *("" if spread else _line(layer.of(name)) for name in ("mean", "variance")),  # which a band shows, too
         _line(lost, 0.0, 1.0),
-        *(_line(layer.of(name)) for name in ("gamma", "gap", "gradient norm", "weight norm")),
+        *(_line(layer.of(name)) for name in ("gamma", "beta", "gap")),
     ]
+
+
+def _weights(layer: Layer) -> list[str]:
+    return [escape(layer.name), *(_line(layer.of(name)) for name in WEIGHTS)]
 
 
 def bars(histogram: Measurement) -> str:
@@ -69,7 +85,7 @@ def bars(histogram: Measurement) -> str:
         zero = -low / (high - low) * WIDE
         drawn += f'<line x1="{zero:.1f}" x2="{zero:.1f}" y1="0" y2="{HIGH}" stroke="currentColor" stroke-width="0.5"/>'
     outside = sum(histogram.setting.get(name, 0) for name in ("under", "over", "nonfinite"))
-    said = f"{number(low)} to {number(high)}, {outside} outside"
+    said = f"{number(low)} to {number(high)}" + (f", {outside} outside" if outside else "")
     return _svg(f'<g fill="currentColor" fill-opacity="0.6">{drawn}</g>', f"histogram, {said}") + f"<br>{said}"
 
 

@@ -1,9 +1,7 @@
-"""A training run that is watched: when to look, what to read, where to write it."""
+"""A training run that is watched: when to look, and what to read."""
 
 from __future__ import annotations
 
-import time
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,16 +14,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from batchnorm.doctor.hooks import Hook, first_tensor, users_frame
-from batchnorm.errors import BatchNormError, BatchNormWarning
+from batchnorm.errors import BatchNormError
+from batchnorm.hooks import Hook, first_tensor
 from batchnorm.layers.recompute import in_backward
+from batchnorm.observe.journal import Journal
 from batchnorm.observe.places import Place
 from batchnorm.observe.quantity import Quantity
-from batchnorm.observe.sinks import Memory, Sink
+from batchnorm.observe.sinks import Sink
 from batchnorm.observe.subjects import Signal, Weights
 from batchnorm.records import Measurement, RecordFile
 
-PATIENCE = 1.0  # seconds for which logged values may wait to be written
 UNSEEN = 3  # calls of the model without a step, after which one says so
 
 
@@ -55,10 +53,9 @@ class Watch:
         start: int,
     ) -> None:
         self.steps = start
-        self.failed: dict[str, str] = {}
         self._model, self._optimizers, self._places, self._weighted = model, optimizers, places, weighted
         self._quantities = {of: [q for q in quantities if q.of == of] for of in ("signal", "weights", "gradients")}
-        self._sinks, self._header, self._start = sinks, header, start
+        self._journal, self._header = Journal(sinks, header, start), header
         self._every, self._stack = int(header.configuration["every"]), str(header.configuration["stack"])
         self._params = {id(p) for p in model.parameters()}
         self._kept: dict[str, dict[str, Any]] = {}  # of each layer, for the whole run
@@ -72,8 +69,6 @@ class Watch:
         self._made: list[tuple[weakref.ref[Tensor], str]] = []
         self._called: dict[str, int] = {}
         self._others: list[Measurement] = []
-        self._logged: list[tuple[Measurement, Any]] = []
-        self._written = 0.0
 
     # ---- what the user calls
 
@@ -98,8 +93,8 @@ class Watch:
                     f"{quantity!r} is a {type(value).__name__}", where="watch.log", do="log one number"
                 ) from error
         setting = self._setting("", self.steps if step is None else step)
-        self._logged.append((Measurement(quantity, setting, (), unit), value))
-        if self._state == "ended" or time.monotonic() - self._written > PATIENCE:
+        self._journal.log(Measurement(quantity, setting, (), unit), value)
+        if self._state == "ended" or self._journal.waits_too_long:
             self._write()
 
     def step(self) -> None:
@@ -123,10 +118,15 @@ class Watch:
     @property
     def records(self) -> RecordFile:
         """Everything recorded so far; of a file that several networks share, all of them."""
-        if self._state != "new":
-            self._write()
-        found = next((sink.records() for sink in self._sinks if sink.readable), None)
-        return found if found is not None and self._state != "new" else self._header
+        if self._state == "new":
+            return self._header
+        self._write()
+        return self._journal.records()
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """What was left out, and why."""
+        return self._journal.failed
 
     @property
     def running(self) -> bool:
@@ -153,18 +153,8 @@ class Watch:
     def __enter__(self) -> Watch:
         if self._state != "new":
             raise BatchNormError("this watch has begun before", where="watch", do="make a new one for every run")
-        there: list[Measurement] = []
-        for number, sink in enumerate(self._sinks):
-            try:
-                there += sink.open(self._header, self._stack, self._start)
-            except BaseException:
-                for opened in self._sinks[:number]:
-                    opened.close()
-                raise
-        if not any(sink.readable for sink in self._sinks):
-            self._keep_in_memory()
-        self._remember(there)
-        self._state, self._written = "running", time.monotonic()
+        self._remember(self._journal.open())
+        self._state = "running"
         add = self._around.callback
         for optimizer in self._optimizers[:1]:
             add(optimizer.register_step_pre_hook(self._steps).remove)
@@ -182,10 +172,9 @@ class Watch:
         self._disarm()
         self._state = "ended"
         self._write(whole_step=True)
-        for sink in self._sinks:
-            self._safely(sink, sink.close)
+        self._journal.close(self.steps)
         if error is None and self._calls >= UNSEEN and not self._stepped_ever:
-            self._warn(
+            self._journal.warn(
                 f"watch: the model was called {self._calls} times and no step of an optimiser was seen, so only the "
                 "first is recorded; give optimizer=, or call watch.step() in a loop without one"
             )
@@ -205,11 +194,6 @@ class Watch:
             given = {} if options["range"] is None else {"range": options["range"]}
             self._kept[layer] = {"bins": options["bins"], **given}
         return self._kept[layer]
-
-    def _keep_in_memory(self) -> None:
-        memory = Memory()
-        memory.open(self._header, self._stack, self._start)
-        self._sinks.append(memory)
 
     # ---- when to look
 
@@ -350,13 +334,13 @@ class Watch:
     def _read(self, quantities: Sequence[Quantity], subject: Any, setting: dict[str, Any]) -> list[Measurement]:
         found = []
         for quantity in quantities:
-            if quantity.name in self.failed:
+            if quantity.name in self._journal.failed:
                 continue
             try:
                 with torch.no_grad():
                     reading = quantity.read(subject)
             except Exception as error:  # what breaks here must not break the training
-                self._fail(quantity.name, error)
+                self._journal.fail(quantity.name, error, self.steps)
                 continue
             if reading is not None:
                 found.append(Measurement(quantity.name, {**setting, **reading.setting}, reading.samples, quantity.unit))
@@ -366,36 +350,13 @@ class Watch:
         setting: dict[str, Any] = {"step": step, "layer": layer}
         return {**setting, "stack": self._stack} if self._stack else setting
 
-    # ---- where to write it
-
     def _write(self, whole_step: bool = False) -> None:
         """Hand on what was logged, and a step that is complete."""
         found: list[Measurement] = []
         if whole_step:
             found = [m for own in self._signals.values() for m in own] + self._others
             self._signals, self._others = {}, []
-        logged, self._logged = self._logged, []
-        found += [Measurement(m.quantity, m.setting, (float(value),), m.unit) for m, value in logged]
-        self._written = time.monotonic()
-        if found:
-            for sink in list(self._sinks):
-                self._safely(sink, lambda sink=sink: sink.write(found))  # type: ignore[misc]
-
-    def _safely(self, sink: Sink, act: Callable[[], None]) -> None:
-        try:
-            act()
-        except Exception as error:
-            self._sinks.remove(sink)
-            if not any(other.readable for other in self._sinks):
-                self._keep_in_memory()
-            self._fail(type(sink).__name__, error)
-
-    def _fail(self, what: str, error: Exception) -> None:
-        self.failed[what] = f"{type(error).__name__}: {error}"
-        self._warn(f"watch: {what!r} failed at step {self.steps} and is left out from now on ({self.failed[what]})")
-
-    def _warn(self, text: str) -> None:
-        warnings.warn(text, BatchNormWarning, stacklevel=users_frame())
+        self._journal.write(found, self.steps)
 
 
 def _mask(module: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:

@@ -16,8 +16,8 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN...",
-            help="Files that batchnorm wrote: --json of race, bench, check and others, what watch recorded (.jsonl), "
-            "or a folder of these.",
+            help="Files that batchnorm wrote: --json of race, bench, calibrate and fold, what check --format json "
+            "printed, what watch recorded (.jsonl), or a folder of these.",
             show_default=False,
         ),
     ],
@@ -27,12 +27,14 @@ def report(
     """Draw records as one HTML page that works from disk, without a network.
 
     A race becomes the paper's Figures 2 and 3 with your numbers, what watch recorded
-    the signal player and a map of every layer, findings and benchmarks tables, other
-    records a plain table. Several runs come one below the other.
+    the signal player and a map of every layer, findings, benchmarks and what a verb
+    changed tables. Several runs come one below the other.
 
     Examples:
 
       batchnorm report batchnorm-race --out race.html
+
+      batchnorm check net.py:make --input 8,3,32,32 --format json > findings.json
 
       batchnorm report run.jsonl findings.json --open
     """

@@ -15,6 +15,8 @@ OF_COMMAND = {
     "watch": ("signal", "layers", "run"),
     "check": ("findings",),
     "bench": ("speed", "bench"),
+    "calibrate": ("changes", "anything"),
+    "fold": ("changes", "anything"),
 }
 ANY = "anything"
 

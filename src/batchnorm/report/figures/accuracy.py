@@ -37,7 +37,7 @@ def draw(records: RecordFile) -> Plot | None:
     return Plot(
         "Accuracy over the steps",
         "Further left is sooner: the step axis is logarithmic, lines are medians of the seeds, bands their span"
-        + ("." if summary.target is None else ", and a diamond marks where a line meets the best accuracy without BN."),
+        + ("." if summary.target is None else ", and a diamond marks where one meets the best without BN (dotted)."),
         "Line chart of validation accuracy over training steps, one line for each variant; the table below has the "
         "same numbers.",
         {"data": traces, "layout": layout(steps, summary.target)},

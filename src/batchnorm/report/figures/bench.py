@@ -5,6 +5,7 @@ from __future__ import annotations
 from batchnorm.bench.summary import OURS, TORCH, group_cells
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text, rounded
+from batchnorm.report.figures.palette import CIVIDIS
 from batchnorm.report.sections import Plot, Table, short
 
 
@@ -28,7 +29,7 @@ def draw(records: RecordFile) -> Plot | None:
         "z": grid,
         "text": [["" if value is None else f"{value:.2f}" for value in row] for row in grid],
         "texttemplate": "%{text}",
-        "colorscale": "Cividis",
+        "colorscale": CIVIDIS,
         "xgap": 2,
         "ygap": 2,
         "hoverongaps": False,
@@ -43,7 +44,7 @@ def draw(records: RecordFile) -> Plot | None:
             "data": [heat],
             "layout": {"xaxis": {"type": "category"}, "yaxis": {"autorange": "reversed", "automargin": True}},
         },
-        height=150 + 26 * len(places),
+        height=100 + 26 * len(places) + 8 * max(map(len, kinds)),  # names of columns are written upwards
         table=Table(
             "Median times in milliseconds",
             "",

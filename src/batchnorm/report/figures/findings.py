@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from batchnorm.records import SEVERITIES, RecordFile
 from batchnorm.report.sections import Table, short
 
@@ -37,10 +39,22 @@ def draw(records: RecordFile) -> Table:
         ),
         badges=KINDS,
         notes=(
-            *(f"{code} could not look: it {why}." for code, why in records.summary.get("skipped", {}).items()),
+            *(f"{codes} could not look: it {why}." for why, codes in together(records.summary.get("skipped", {}))),
             *(f"{code} failed here: {why}" for code, why in records.summary.get("failed", {}).items()),
         ),
     )
+
+
+def together(skipped: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Name the rules that lack the same thing together.
+
+    >>> together({"BN204": "needs data", "BN301": "needs a run", "BN302": "needs a run"})
+    [('needs data', 'BN204'), ('needs a run', 'BN301, BN302')]
+    """
+    found: dict[str, list[str]] = {}
+    for code, why in skipped.items():
+        found.setdefault(why, []).append(code)
+    return [(why, ", ".join(codes)) for why, codes in found.items()]
 
 
 def _number(value: object) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from batchnorm.records import Measurement, RecordFile
 from batchnorm.report.embed import plotly_text, rounded
-from batchnorm.report.sections import Choice, Plot
+from batchnorm.report.figures.palette import BLUE_TO_ORANGE, CIVIDIS
+from batchnorm.report.sections import Choice, Plot, Table, short
 
 DRAWN_ELSEWHERE = ("histogram",)
-SIGNED = ("mean", "beta")  # colours that part at 0
+SIGNED = ("mean", "percentiles", "beta")  # colours that part at 0
 WHICH = {"percentiles": 1}  # the sample that a map shows, where it is not the first
 WORDS = {"percentiles": "median", "gamma": "gamma (mean)", "beta": "beta (mean)", "gap": "gap of the means"}
 
@@ -35,11 +36,28 @@ def draw(records: RecordFile) -> Plot | None:
     return Plot(
         "Every layer over the steps",
         "Choose a quantity: a row for each layer, steps to the right, the value as colour.",
-        "Heat map of the chosen quantity, a row for each layer, training steps to the right.",
+        "Heat map of the chosen quantity, a row for each layer, training steps to the right; the table below has "
+        "every quantity at the last step.",
         choices[0].figure,
         height=130 + 26 * min(rows, 40),
         choices=choices,
+        table=at_the_end(watched),
     )
+
+
+def at_the_end(watched: Mapping[str, Iterable[Measurement]]) -> Table:
+    """Every quantity of every layer, where it was last recorded.
+
+    >>> at_the_end({"mean": [Measurement("mean", {"step": step, "layer": "bn1"}, (step,)) for step in (0, 4)]}).rows
+    (('bn1', '4'),)
+    """
+    last: dict[str, dict[str, float]] = {}
+    for quantity, measurements in watched.items():
+        for m in sorted(measurements, key=lambda m: int(m.setting["step"])):
+            last.setdefault(name_of(m), {})[quantity] = m.samples[which(m)]
+    rows = tuple((name, *(short(row.get(quantity)) for quantity in watched)) for name, row in last.items())
+    columns = ("layer", *(WORDS.get(quantity, quantity) for quantity in watched))
+    return Table("Every layer, when last recorded", "", columns, rows, numbers=tuple(range(1, len(columns))))
 
 
 def heat(quantity: str, measurements: Iterable[Measurement]) -> dict[str, Any]:
@@ -50,8 +68,7 @@ def heat(quantity: str, measurements: Iterable[Measurement]) -> dict[str, Any]:
     """
     found: dict[str, dict[int, float | None]] = {}
     for m in measurements:
-        which = min(WHICH.get(quantity, 0), len(m.samples) - 1)
-        found.setdefault(name_of(m), {})[int(m.setting["step"])] = rounded(m.samples[which], 4)
+        found.setdefault(name_of(m), {})[int(m.setting["step"])] = rounded(m.samples[which(m)], 4)
     steps = sorted({step for row in found.values() for step in row})
     trace = {
         "type": "heatmap",
@@ -61,9 +78,7 @@ def heat(quantity: str, measurements: Iterable[Measurement]) -> dict[str, Any]:
         "hoverongaps": False,
         "hovertemplate": "%{y}, step %{x}: %{z:.4g}<extra></extra>",
         "colorbar": {"thickness": 12, "title": {"text": plotly_text(WORDS.get(quantity, quantity))}},
-        **(
-            {"colorscale": "RdBu", "zmid": 0, "reversescale": True} if quantity in SIGNED else {"colorscale": "Cividis"}
-        ),
+        **({"colorscale": BLUE_TO_ORANGE, "zmid": 0} if quantity in SIGNED else {"colorscale": CIVIDIS}),
     }
     return {
         "data": [trace],
@@ -72,6 +87,15 @@ def heat(quantity: str, measurements: Iterable[Measurement]) -> dict[str, Any]:
             "yaxis": {"autorange": "reversed", "automargin": True, "type": "category"},
         },
     }
+
+
+def which(measurement: Measurement) -> int:
+    """The sample that stands for a measurement of several.
+
+    >>> which(Measurement("percentiles", {}, (-1.0, 0.0, 1.0)))
+    1
+    """
+    return min(WHICH.get(measurement.quantity, 0), len(measurement.samples) - 1)
 
 
 def name_of(measurement: Measurement) -> str:

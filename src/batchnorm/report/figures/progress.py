@@ -7,7 +7,10 @@ from batchnorm.lab.store import from_records
 from batchnorm.lab.summary import at_rate, rates_in
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
-from batchnorm.report.sections import Plot
+from batchnorm.report.figures.palette import CIVIDIS
+from batchnorm.report.sections import Plot, Table, thinned
+
+MOST_COLUMNS = 8  # of the table beside the map
 
 
 def draw(records: RecordFile) -> Plot | None:
@@ -27,12 +30,13 @@ def draw(records: RecordFile) -> Plot | None:
     if not rows:
         return None
     steps = list(records.configuration["evaluated_at"])
+    told = thinned(range(len(steps)), MOST_COLUMNS)
     heat = {
         "type": "heatmap",
         "x": steps,
         "y": [plotly_text(name) for name, _ in rows],
         "z": [list(values) for _, values in rows],
-        "colorscale": "Cividis",
+        "colorscale": CIVIDIS,
         "zmin": 0,
         "zmax": 1,
         "ygap": 2,
@@ -43,7 +47,8 @@ def draw(records: RecordFile) -> Plot | None:
         "How each rate gets there",
         "A row for each variant and learning rate, steps to the right: the sooner a row turns bright, the faster it "
         "learns; a row that stays dark never does.",
-        "Heat map of median validation accuracy, a row for each variant and rate, training steps to the right.",
+        "Heat map of median validation accuracy, a row for each variant and rate, training steps to the right; "
+        "the table below has some of the steps.",
         {
             "data": [heat],
             "layout": {
@@ -52,4 +57,11 @@ def draw(records: RecordFile) -> Plot | None:
             },
         },
         height=110 + 30 * len(rows),
+        table=Table(
+            "Median validation accuracy, at some of the steps",
+            "",
+            ("variant and rate", *(f"step {steps[index]}" for index in told)),
+            tuple((name, *(f"{values[index]:.1%}" for index in told)) for name, values in rows),
+            numbers=tuple(range(1, len(told) + 1)),
+        ),
     )

@@ -9,6 +9,7 @@ from batchnorm.lab.summary import Lane, at_rate, rates_in, typical_best
 from batchnorm.lab.variants import named
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
+from batchnorm.report.figures.palette import CIVIDIS
 from batchnorm.report.sections import Plot, Table
 
 KINDS = {"relu": "ReLU", "sigmoid": "Sigmoid"}
@@ -37,7 +38,7 @@ def draw(records: RecordFile) -> Plot | None:
         "z": grid,
         "text": written,
         "texttemplate": "%{text}",
-        "colorscale": "Cividis",
+        "colorscale": CIVIDIS,
         "zmin": 0,
         "zmax": 1,
         "xgap": 3,

@@ -7,7 +7,9 @@ from typing import Any
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text, rounded
 from batchnorm.report.figures.palette import look_of
-from batchnorm.report.sections import Plot, Switch
+from batchnorm.report.sections import Plot, Switch, Table, short, thinned
+
+MOST_ROWS = 40  # of the table beside the lines
 
 
 def draw(records: RecordFile) -> Plot | None:
@@ -47,10 +49,24 @@ def draw(records: RecordFile) -> Plot | None:
     return Plot(
         "The run as a whole",
         "What was logged besides the layers, over the steps.",
-        f"Line chart over training steps of {', '.join(lines)}.",
+        f"Line chart over training steps of {', '.join(lines)}; the table below has the numbers.",
         {
             "data": traces,
             "layout": {"xaxis": {"title": {"text": "training steps"}}, "hovermode": "x", "showlegend": False},
         },
         switches=tuple(switches),
+        table=numbers(lines),
     )
+
+
+def numbers(lines: dict[str, dict[int, float]]) -> Table:
+    """The same lines as a table: a row for each step, of many steps some.
+
+    >>> numbers({"loss": {0: 2.5, 4: 0.125}, "accuracy": {4: 0.9}}).rows
+    (('0', '2.5', '–'), ('4', '0.125', '0.9'))
+    """
+    every = sorted({step for values in lines.values() for step in values})
+    steps = thinned(every, MOST_ROWS)
+    title = "Logged values" if len(steps) == len(every) else f"Logged values, at {len(steps)} of the {len(every)} steps"
+    rows = tuple((str(step), *(short(values.get(step)) for values in lines.values())) for step in steps)
+    return Table(title, "", ("step", *lines), rows, numbers=tuple(range(len(lines) + 1)))

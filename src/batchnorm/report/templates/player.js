@@ -100,7 +100,7 @@
 
   function chart(place, quantity, lines, signal, seek) {
     const share = quantity.includes("accuracy");
-    const box = element("figure", { class: "curve" });
+    const box = element("figure", { class: "curve", "aria-label": share ? "Validation accuracy" : "Training loss" });
     const head = element("figcaption", {}, share ? "Validation accuracy" : "Training loss");
     const keys = lines.map((line) => {
       const key = element("span", { class: "key" });
@@ -132,6 +132,7 @@
       }
       const stride = [1, 2, 5, 10, 20, 50, 100, 200, 500].map((size) => size * Math.max(1, 10 ** (Math.ceil(Math.log10(last + 1)) - 3))).find((size) => last / size <= 6.5) || last;
       for (let at = 0; at <= last; at += stride) {
+        if (at > 0 && x(at) - x(0) < 62) continue; // "step 0" stands there
         const anchor = at === 0 ? "start" : "middle";
         svg.append(shape("text", { x: x(at), y: high - 8, "text-anchor": anchor }, at === 0 ? "step 0" : String(at)));
       }

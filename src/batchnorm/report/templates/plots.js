@@ -1,8 +1,10 @@
 "use strict";
-// The charts. Plotly's script is kept as text until the page has been painted: reading it takes a moment, and nothing
-// above needs it.
+// The charts: sketches at once, and plotly's own chart in the place of one that somebody reaches for. Plotly's script
+// stays text until then: reading it takes longer than everything else on the page.
 (() => {
+  const DWELL = 120; // milliseconds that a mouse rests on a chart, not passing over it
   const shown = new Map(); // which of its figures each chart shows
+  const live = new Set(); // the charts that plotly draws
 
   function themed(figure) {
     const ink = styled("text"), grid = styled("line"), face = "rgba(0,0,0,0)";
@@ -13,7 +15,7 @@
       else if (colour && trace.meta.part === "diamond") trace.marker = { ...trace.marker, color: colour, line: { color: styled("card"), width: 1.5 } };
       else if (colour) trace.line = { ...trace.line, color: colour };
       if (trace.type === "heatmap" && narrow.matches) {
-        trace.showscale = false;
+        trace.colorbar = { ...trace.colorbar, orientation: "h", thickness: 8, y: 1, yanchor: "bottom", nticks: 4 };
         if (trace.texttemplate) trace.textfont = { size: 9 };
       }
       return trace;
@@ -33,46 +35,73 @@
     return [traces, layout];
   }
 
-  function draw(element) {
-    const figures = data(element.id);
-    const [traces, layout] = themed(figures[shown.get(element.id) || 0]);
-    document.querySelectorAll(`.switches[data-of="${element.id}"] input`).forEach((box) => {
-      for (const index of box.dataset.traces.split(",")) traces[index].visible = box.checked;
-    });
-    element.querySelectorAll(".wait").forEach((note) => note.remove());
-    const options = { responsive: true, displaylogo: false, displayModeBar: narrow.matches ? false : "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
-    return Plotly.react(element, traces, layout, options);
+  const options = () => ({ responsive: true, displaylogo: false, displayModeBar: narrow.matches ? false : "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] });
+  const figureOf = (element) => data(element.id)[shown.get(element.id) || 0];
+  function hiddenOf(element) {
+    const off = document.querySelectorAll(`.switches[data-of="${element.id}"] input:not(:checked)`);
+    return new Set([...off].flatMap((box) => box.dataset.traces.split(",").map(Number)));
   }
 
-  const all = () => [...document.querySelectorAll(".plotly-figure")];
-  async function start() {
+  const room = (element) => ({ W: element.clientWidth || 640, H: element.clientHeight });
+  function draw(element, size = room(element)) {
+    const figure = figureOf(element), hidden = hiddenOf(element);
+    sketch(element, figure, { ...size, narrow: narrow.matches, hidden }); // of a live chart, too: it is what is printed
+    if (!element.dataset.live) return null;
+    const [traces, layout] = themed(figure);
+    for (const index of hidden) traces[index].visible = false;
+    return Plotly.react(element, traces, layout, options());
+  }
+
+  const painted = () => new Promise((next) => requestAnimationFrame(() => setTimeout(next)));
+  function read() {
+    if (window.Plotly) return;
+    performance.mark("plotly asked for");
     const script = document.createElement("script");
     script.textContent = document.getElementById("plotly-source").textContent;
     document.head.append(script);
     performance.mark("plotly read");
-    for (const element of all()) {
-      await draw(element);
-      if (element === all()[0]) performance.mark("first chart drawn");
-      await new Promise((next) => setTimeout(next)); // let the page answer between two charts
-    }
-    performance.mark("all charts drawn");
-    document.documentElement.dataset.charts = "drawn";
+  }
+  async function enliven(element) {
+    if (live.has(element)) return;
+    live.add(element);
+    element.classList.add("reading");
+    if (document.readyState === "loading") await new Promise((next) => addEventListener("DOMContentLoaded", next, { once: true }));
+    await painted(); // the cursor says that it is coming
+    read();
+    element.dataset.live = "yes";
+    await draw(element);
+    element.classList.remove("reading");
+    performance.mark("chart live");
+  }
+
+  const all = () => [...document.querySelectorAll(".plotly-figure")];
+  const sizes = new Map(all().map((element) => [element, room(element)])); // all before the first is drawn: one layout
+  for (const element of all()) {
+    let resting = 0;
+    draw(element, sizes.get(element));
+    element.addEventListener("pointermove", (event) => {
+      if (event.pointerType === "mouse") resting ||= setTimeout(enliven, DWELL, element);
+    });
+    element.addEventListener("pointerleave", () => { clearTimeout(resting); resting = 0; });
+    element.addEventListener("click", () => enliven(element)); // a finger that taps; one that scrolls does not
+    new ResizeObserver(() => refit(element)).observe(element);
+  }
+  function refit(element) { // plotly fits its own charts
+    const size = room(element), { W, H } = sizes.get(element);
+    sizes.set(element, size);
+    if (size.W !== W || size.H !== H) sketch(element, figureOf(element), { ...size, narrow: narrow.matches, hidden: hiddenOf(element) });
   }
 
   document.addEventListener("change", (event) => {
     const box = event.target.closest(".switches input");
     const menu = event.target.closest(".choose select");
-    if (box) {
-      const element = document.getElementById(box.closest(".switches").dataset.of);
-      if (window.Plotly) Plotly.restyle(element, { visible: box.checked }, box.dataset.traces.split(",").map(Number));
-    }
-    if (menu) {
-      shown.set(menu.dataset.of, Number(menu.value));
-      if (window.Plotly) draw(document.getElementById(menu.dataset.of));
-    }
+    if (menu) shown.set(menu.dataset.of, Number(menu.value));
+    const of = box ? box.closest(".switches").dataset.of : menu && menu.dataset.of;
+    if (of) draw(document.getElementById(of));
   });
-  const again = () => window.Plotly && all().forEach(draw);
+  const again = () => all().forEach((element) => draw(element));
   dark.addEventListener("change", again);
   narrow.addEventListener("change", again);
-  requestAnimationFrame(() => setTimeout(start));
+  performance.mark("charts drawn");
+  document.documentElement.dataset.charts = "drawn";
 })();

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_OURS = str(Path(__file__).parents[1])
+_OURS = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 _KINDS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 
@@ -56,11 +56,7 @@ def _forget(module: nn.Module, hook: Hook) -> None:
     for hooks in (module._forward_hooks, module._forward_pre_hooks):
         for key in [key for key, value in hooks.items() if value is hook]:
             del hooks[key]
-            for kind in (
-                "_forward_hooks_with_kwargs",
-                "_forward_hooks_always_called",
-                "_forward_pre_hooks_with_kwargs",
-            ):
+            for kind in _KINDS:
                 getattr(module, kind).pop(key, None)
 
 
