@@ -155,11 +155,10 @@ def _noise(seen: Pass, groups: int) -> float | None:
     """The variance of a batch's mean as a share of that of its values, over channels; None if it cannot be told."""
     x, layer = seen.x.detach(), seen.layer
     examples = x.shape[0] // groups
-    own = x.flatten(2).double() if x.dim() > 2 else x.unsqueeze(2).double()
     if examples > 1:
-        means = own.mean(2)
-        total = own.var((0, 2), correction=0)
-        between = means.var(0) / examples
+        each = moments(x, groups=x.shape[0])  # of every example; those of all follow without reading it again
+        total = merged(each).var
+        between = each.mean.var(0) / examples
         # The variance about the mean of all data has that of the mean in it, too.
         total = total + between
         some = total > 0
@@ -167,7 +166,7 @@ def _noise(seen: Pass, groups: int) -> float | None:
     if layer.running_mean is None or layer.running_var is None or run_is_young(layer):
         return None
     mean, var = layer.running_mean.double(), layer.running_var.double() + layer.eps
-    return float(((own.mean((0, 2)) - mean).square() / var).mean())
+    return float(((seen.moments.mean.to(mean) - mean).square() / var).mean())
 
 
 def run_is_young(layer: _BatchNorm) -> bool:
