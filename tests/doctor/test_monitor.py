@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import batchnorm as bn
 from batchnorm.doctor import codes
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, Watcher
 
 
 def network(norm=nn.BatchNorm1d):

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from batchnorm.doctor.run import Pass, Run
+from batchnorm.doctor.run import Run
+from batchnorm.doctor.watcher import Pass
 
 TURNS = 12  # steps in a row that are compared
 LAYERS = 8  # at most; the first of every part of the model

@@ -43,8 +43,9 @@ import torch
 from torch import Tensor, nn
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.records import Finding
 
 BATCHES = 32  # whose classes are counted before one judges

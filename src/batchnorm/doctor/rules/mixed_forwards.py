@@ -39,8 +39,9 @@ import math
 from collections.abc import Iterator
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
 from batchnorm.doctor.turns import Turn, Turns, differ, difference
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.records import Finding
 
 _ORDER = ("first", "second", "third", "fourth", "fifth")

@@ -40,9 +40,10 @@ import torch
 from torch import Tensor
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.tallies import feed, training_norms
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.functional import moments
 from batchnorm.moments import Moments, merged
 from batchnorm.records import Finding

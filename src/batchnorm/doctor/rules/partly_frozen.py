@@ -44,8 +44,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher, uses
+from batchnorm.doctor.run import Run, uses
 from batchnorm.doctor.subject import Subject
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.preserve import untouched
 from batchnorm.records import Finding, Report
 from batchnorm.transforms.freeze import _why_not, freeze

@@ -44,7 +44,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, Watcher, uses
+from batchnorm.doctor.run import Run, uses
+from batchnorm.doctor.watcher import Watcher
 from batchnorm.records import Finding, Report
 from batchnorm.transforms.calibrate import calibrate
 

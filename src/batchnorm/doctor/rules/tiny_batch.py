@@ -44,9 +44,10 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.tallies import feed, layer_is_local, training_norms
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.functional import moments
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.renorm import BatchRenorm

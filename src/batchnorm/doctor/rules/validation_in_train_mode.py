@@ -39,7 +39,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.records import Finding
 
 NEVER = -2
