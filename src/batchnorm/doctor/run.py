@@ -77,8 +77,10 @@ class Run:
 
     @property
     def findings(self) -> Findings:
-        """What was found so far."""
-        return Findings(self._found.values(), failed=self.failed)
+        """What was found so far; ``skipped`` has the rules that saw something and need more steps to judge it."""
+        short = {code: watcher.short(self) for code, watcher in self._watchers.items() if code not in self.failed}
+        skipped = {code: f"too short to judge: {why}" for code, why in short.items() if why}
+        return Findings(self._found.values(), skipped, self.failed)
 
     def told(self, labels: Tensor) -> None:
         """Take the labels of the batch that the model is about to see, for the rules that need them."""

@@ -98,6 +98,10 @@ class Watcher:
         """The run is over."""
         return ()
 
+    def short(self, run: Run) -> str:
+        """Say how much of what the rule needs the run has had, if it saw something and could not judge it yet."""
+        return ""
+
 
 EVENTS = (
     "on_begin", "on_call", "on_input", "on_pass", "on_export", "on_module", "on_return", "on_copy", "on_backward",

@@ -82,6 +82,9 @@ class _Watcher(Watcher):
         self.given.clear()
         yield from ()
 
+    def short(self, run: Run) -> str:
+        return self.turns.short
+
     def on_end(self, run: Run) -> Iterator[Finding]:
         for path, turns in self.turns.end(run):
             yield from self._judge(run, path, turns)

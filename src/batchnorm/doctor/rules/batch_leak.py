@@ -170,7 +170,7 @@ class _Watcher(Watcher):
         self.means: dict[str, Means] | None = None
         self.calls = self.measured = 0
         self.stride = 1
-        self.now = False
+        self.now = self.judged = False
 
     def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
         labels, self.now = run.labels, False
@@ -181,6 +181,7 @@ class _Watcher(Watcher):
             assert labels is not None
             self.counts.append(_counted(labels))
             if len(self.counts) == BATCHES:
+                self.judged = True
                 factor, sure = spread(self.counts)
                 if factor > SPREAD and sure > SURE:
                     self.means, self.measured = {}, 0
@@ -201,6 +202,11 @@ class _Watcher(Watcher):
             if self.measured == MEASURED:
                 yield from _judge(self.means, self.counts, spread(self.counts)[0], None, run.step)
                 self._look_farther()
+
+    def short(self, run: Run) -> str:
+        if self.judged or not self.calls:
+            return ""
+        return f"the labels of {self.calls} of {BATCHES} batches"
 
     def _look_farther(self) -> None:
         self.counts, self.means = self.counts[::2], None

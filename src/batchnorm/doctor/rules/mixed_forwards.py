@@ -55,6 +55,9 @@ class _Watcher(Watcher):
         for path, turns in self.turns.add(run, seen):
             yield from _judge(run, path, turns)
 
+    def short(self, run: Run) -> str:
+        return self.turns.short
+
     def on_end(self, run: Run) -> Iterator[Finding]:
         for path, turns in self.turns.end(run):
             yield from _judge(run, path, turns)

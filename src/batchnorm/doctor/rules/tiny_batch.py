@@ -151,6 +151,13 @@ class _Watcher(Watcher):
         if len(ratios) >= BATCHES - 1 and counted[1] > counted[0] / 2 and mean > 1 / WORTH:
             yield _found(seen.path, 1 / mean, seen.x.shape[0] // groups, seen.values // groups, run.step)
 
+    def short(self, run: Run) -> str:
+        tiny = [path for path, (passes, few) in self.passes.items() if few > passes / 2 and _suffers(run.layers[path])]
+        needed = (BATCHES - 2) * run.every + 1
+        if not tiny or run.step >= needed or any(len(ratios) >= BATCHES - 1 for ratios in self.ratios.values()):
+            return ""
+        return f"{run.step} of {needed} steps, for batches of fewer than {EXAMPLES}"
+
 
 def _noise(seen: Pass, groups: int) -> float | None:
     """The variance of a batch's mean as a share of that of its values, over channels; None if it cannot be told."""
