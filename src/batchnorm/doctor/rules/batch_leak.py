@@ -5,9 +5,11 @@ Compares how much the class counts of batches differ with what chance would make
 is too much, how much the batch means at the BN layers do. It needs the labels: batches that are (input, label) pairs in
 a check, ``run.told(labels)`` before each call in a training run.
 
-What it cannot see: whether two encoders of a contrastive loss get the same batch in the same order (see
-`batchnorm.shuffled` and `batchnorm.SplitBatchNorm`), which is harmful in MoCo and harmless in others; and groups that
-are not in the labels (frames of one video, patches of one slide).
+What it cannot see: whether two encoders of a contrastive loss get the same batch in the same order. A key encoder that
+follows by a moving average and runs in training mode is harmful in MoCo, whose loss tells the examples of a batch
+apart, and harmless in BYOL, whose loss does not; seen from the layers the two are alike. Where the loss has negatives,
+call the key encoder as `batchnorm.shuffled` does, or give it `batchnorm.SplitBatchNorm`. Nor can it see groups that are
+not in the labels (frames of one video, patches of one slide).
 
 ## Why is this bad?
 In training, BN subtracts the mean of the batch. If the batch is of one class, that is the mean of the class: the
