@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Pass:
-    """One forward pass of one BN layer, as it happened."""
+    """One forward pass of one BN layer, as it happened.
+
+    >>> import torch
+    >>> layer, x = nn.BatchNorm1d(2), torch.tensor([[1.0, 0.0], [3.0, 0.0]])
+    >>> seen = Pass("bn1", layer, x, layer(x), None, True, True, True, False, call=1)
+    >>> seen.values, seen.moments.mean.tolist()
+    (2, [2.0, 0.0])
+    """
 
     path: str
     layer: _BatchNorm
@@ -48,7 +55,14 @@ class Pass:
 
 
 class Watcher:
-    """What one rule does while training runs; each method may yield findings. Override what the rule needs."""
+    """What one rule does while training runs; each method may yield findings. Override what the rule needs.
+
+    >>> class Counter(Watcher):
+    ...     calls = 0
+    ...     def on_call(self, run, arguments, keywords):
+    ...         self.calls += 1
+    ...         return ()
+    """
 
     modules: tuple[type[nn.Module], ...] = ()  # of which `on_module` is told
 

@@ -184,6 +184,7 @@ class _Watcher(Watcher):
 def twins(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
     """The parts of a model that have no gradients beside one of the same make that has, by path: copies of it.
 
+    >>> import copy
     >>> online = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     >>> both = nn.ModuleDict({"online": online, "target": copy.deepcopy(online).requires_grad_(False)})
     >>> list(twins(both))
