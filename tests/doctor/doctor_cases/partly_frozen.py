@@ -170,6 +170,15 @@ def alternates(monitor):
             optimizer.step()
 
 
+class Contrast(Momentum):
+    """Both encoders see the batch; the key's statistics are its own."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            key = self.key(x)
+        return self.query(x) - key
+
+
 def forgets_train(model, epoch):
     """The validation at the end of the first epoch puts the model into evaluation mode, and there it stays."""
 
@@ -244,6 +253,7 @@ HEALTHY_RUNS = {
     ),
     "thawed on purpose": lambda monitor: epochs(monitor, on_purpose),
     "modes that alternate": alternates,
+    "a momentum encoder": lambda monitor: epochs(monitor, lambda model, epoch: model.train(), model=Contrast()),
     "evaluation mode from the first step": lambda monitor: epochs(monitor, from_the_first_step, count=3),
     "evaluation mode before it began": lambda monitor: epochs(monitor, forgets_train, model=Net().eval(), count=3),
     "only the BN layers, later": lambda monitor: epochs(monitor, frozen_later, count=3),

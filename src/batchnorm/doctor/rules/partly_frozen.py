@@ -197,6 +197,7 @@ class _Watcher(Watcher):
         self.ever: set[str] = set()  # layers whose statistics moved before
         self.validated = False  # since the last step
         self.learns: bool | None = None
+        self.meant: dict[str, bool] = {}  # layers without gradients: frozen, or followers of another that learns
         self.forgotten = _Forgotten()
 
     def on_begin(self, run: Run) -> Iterator[Finding]:
@@ -231,7 +232,7 @@ class _Watcher(Watcher):
                 _REPAIR,
                 fix="none", step=run.step, steps_frozen=steps, call=run.call,
             )  # fmt: skip
-        elif _affine(layer) and not learns and self._trains(run.model):
+        elif _affine(layer) and not learns and self._trains(run.model) and self._is_meant(run.model, path, layer):
             yield RULE.found(
                 path,
                 "its gamma and beta do not learn, but its running statistics move with every training batch",
@@ -253,6 +254,11 @@ class _Watcher(Watcher):
                 self.frozen[path] = (self.frozen.get(path, (0, learns))[0] + 1, learns)
         self.ever |= self.moved
         self.held, self.moved, self.validated, self.learns = {}, set(), False, None
+
+    def _is_meant(self, model: nn.Module, path: str, layer: _BatchNorm) -> bool:
+        if path not in self.meant:
+            self.meant[path] = _is_meant_frozen(model, path, layer)
+        return self.meant[path]
 
     def _trains(self, model: nn.Module) -> bool:
         if self.learns is None:
