@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -301,6 +302,21 @@ def test_what_cannot_run_ends_in_one_sentence(run, folder, options, sentence):
 def test_no_batches(run, folder):
     (folder / "none.py").write_text("def none(): return []\n")
     assert run("check", "net.py:make", "--data", "none.py:none")[::2] == (2, "batchnorm: none.py:none gives no batches")
+
+
+@pytest.mark.parametrize("name", ["data.npz", "data.pt"])
+def test_doubles_become_what_the_model_has_and_that_is_said(run, folder, name):
+    x = torch.randn(32, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 5 + 3
+    if name.endswith("npz"):
+        np.savez(name, x=x.numpy())
+    else:
+        torch.save(x, name)
+    code, out, err = run("check", "net.py:make", "--data", name, "--select", "BN201")
+    assert code == 1
+    assert "BN201 stale-statistics" in out
+    assert err == f"batchnorm: {name} holds float64, and is given to the model as float32\n"
+    torch.save(x.float(), "single.pt")
+    assert run("check", "net.py:make", "--data", "single.pt", "--select", "BN201")[2] == ""
 
 
 # ---- formats

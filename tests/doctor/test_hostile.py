@@ -411,6 +411,25 @@ def test_what_is_no_model():
         bn.check(nn.LazyBatchNorm2d())
 
 
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        ([], "list"),
+        (iter(()), "tuple_iterator"),
+        (torch.utils.data.DataLoader([]), "DataLoader"),
+        (torch.zeros(0, 2), "Tensor"),
+    ],
+    ids=["list", "iterator", "loader", "tensor"],
+)
+def test_data_without_batches_is_not_a_healthy_model(data, kind):
+    with pytest.raises(bn.BatchNormError, match=rf"data \({kind}\) gives no batches; give some, or leave data out"):
+        bn.check(nn.BatchNorm1d(2), torch.zeros(4, 2), data=data)
+    with pytest.raises(bn.BatchNormError, match="gives no batches"):
+        bn.testing.assert_healthy(nn.BatchNorm1d(2), data=[])
+    with pytest.raises(bn.BatchNormError, match="max_batches is 0; give a whole number"):
+        bn.check(nn.BatchNorm1d(2), data=[torch.zeros(4, 2)], max_batches=0)
+
+
 def test_nothing_is_left_in_the_process(run, tmp_path):
     (tmp_path / "net.py").write_text(FACTORIES)
     out = sys.stdout

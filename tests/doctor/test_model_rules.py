@@ -362,3 +362,27 @@ def test_nothing_is_said_of_odd_models_and_nothing_breaks(code, kind):
     findings = bn.check(model, x, optimizer=optimizer, select=[code])
     assert not findings.failed
     assert not findings, str(findings)
+
+
+def test_only_the_biases_that_were_found_are_dropped():
+    model = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)
+    )
+    findings = bn.check(model, torch.randn(8, 3), select=["BN101"])
+    assert [finding.path for finding in findings] == ["0", "3"]
+    repaired, report = bn.fix(model, findings.without({"3": ["BN101"]}), example=torch.randn(8, 3))
+    assert [repaired[i].bias is None for i in (0, 3, 6)] == [True, False, False]
+    assert report.paths == ("0", "1")
+    assert torch.equal(repaired[4].running_mean, model[4].running_mean)
+    assert report.left == {}
+    repaired, _ = bn.fix(repaired, bn.check(repaired, torch.randn(8, 3), select=["BN101"]))
+    assert [repaired[i].bias is None for i in (0, 3, 6)] == [True, True, False]
+
+
+def test_a_shared_layer_is_the_one_that_was_found():
+    layer = nn.Linear(3, 4)
+    model = nn.ModuleDict({"a": nn.Sequential(layer, nn.BatchNorm1d(4)), "b": layer})
+    lean, _ = bn.drop_bias(model, torch.randn(8, 3), forward=lambda m, x: m["a"](x), modules="b")
+    assert lean["b"].bias is None
+    with pytest.raises(bn.BatchNormError, match="the model has no module 'c'"):
+        bn.drop_bias(model, torch.randn(8, 3), forward=lambda m, x: m["a"](x), modules=["c"])

@@ -93,3 +93,18 @@ def test_batches_are_joined_only_where_they_fit():
 def test_a_purpose_that_nobody_knows():
     with pytest.raises(bn.BatchNormError, match="'deploy'"):
         bn.check(nn.ReLU(), purpose="deploy")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_in_all_channels_also_in_those_that_are_not_looked_at_first(side):
+    x = torch.randn(4, 16, 20)
+    lengths = torch.tensor([20, 15, 10, 5])
+    for example, length in zip(x, lengths, strict=True):
+        example[:, length:] = 0
+    x = x.flip(2) if side == "left" else x
+    assert counts_in(x).sum(1).tolist() == lengths.tolist()
+    x[1:, 1] = torch.randn(3, 20)  # of the channels that are looked at first (0, 4, 8, 12) all are still padded
+    assert counts_in(x) is None
+    longer = torch.where(torch.arange(20) < 10, torch.randn(20), 0)  # ten positions, five in the other channels
+    x[3, 1] = longer.flip(0) if side == "left" else longer
+    assert counts_in(x).sum(1).tolist() == [20, 20, 20, 10]

@@ -54,6 +54,8 @@ def check(
     if purpose not in PURPOSES:
         options = ", ".join(map(repr, PURPOSES))
         raise BatchNormError(f"the purpose is {purpose!r}", where="check", do=f"use one of {options}")
+    if max_batches < 1:
+        raise BatchNormError(f"max_batches is {max_batches}", where="check", do="give a whole number from 1 up")
     if isinstance(model, nn.Module):
         if isinstance(model, torch.jit.ScriptModule):
             raise BatchNormError(
@@ -68,6 +70,12 @@ def check(
             model, example, data, optimizers, before=before, forward=forward, process_group=process_group,
             purpose=purpose, max_batches=max_batches,
         )  # fmt: skip
+        if data is not None and not subject.batches:
+            raise BatchNormError(
+                f"data ({type(data).__name__}) gives no batches",
+                where="check",
+                do="give some, or leave data out: then the rules that need it are skipped",
+            )
     elif isinstance(model, Mapping) and all(isinstance(value, Tensor) for value in model.values()):
         subject = Subject(state=model)
     else:

@@ -16,6 +16,7 @@ from batchnorm.specs import called
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import torch
     from torch import nn
 
     from batchnorm.batches import Batch
@@ -180,8 +181,14 @@ def _load(
     arguments: dict[str, Any] = {"example": parse_input(example) if example else None}
     if data:
         batches = load_batches(data, batch_size=batch_size)
+        first = _first(batches, data)
+        narrower = None if hasattr(batches, "source") else _narrower(model, first)  # the user's code says what it means
+        if narrower is not None:  # NumPy's numbers are double unless one says otherwise
+            name = str(narrower).removeprefix("torch.")
+            typer.echo(f"batchnorm: {data} holds float64, and is given to the model as {name}", err=True)
+            batches = load_batches(data, batch_size=batch_size, dtype=narrower)
         arguments["data"] = batches
-        if not isinstance(_first(batches, data).inputs, Tensor):  # several arguments, which the verbs must be told of
+        if not isinstance(first.inputs, Tensor):  # several arguments, which the verbs must be told of
             arguments["forward"] = call_batch
             if example:
                 arguments["example"] = Batch(arguments["example"])
@@ -193,6 +200,24 @@ def _load(
         else:
             arguments["before"] = load_model(before)
     return model, arguments
+
+
+def _narrower(model: nn.Module, batch: Batch) -> torch.dtype | None:
+    """The one type that all of a model's weights have, if the batch is float64 and they are not.
+
+    >>> import torch
+    >>> from batchnorm.batches import Batch
+    >>> _narrower(torch.nn.Linear(2, 2), Batch(torch.zeros(1, 2, dtype=torch.float64)))
+    torch.float32
+    >>> _narrower(torch.nn.Linear(2, 2).double(), Batch(torch.zeros(1, 2, dtype=torch.float64)))
+    """
+    import torch
+
+    from batchnorm.nested import tensors_in
+
+    own = {p.dtype for p in model.parameters() if p.dtype.is_floating_point}
+    double = any(t.dtype == torch.float64 for t in tensors_in(batch.inputs))
+    return own.pop() if double and len(own) == 1 and torch.float64 not in own else None
 
 
 def _first(batches: Iterable[Batch], source: str) -> Batch:

@@ -10,8 +10,8 @@ from batchnorm.records import SEVERITIES, Finding, Report
 
 if TYPE_CHECKING:
     from batchnorm.doctor.patient import Patient
-    from batchnorm.doctor.run import Watcher
     from batchnorm.doctor.subject import Subject
+    from batchnorm.doctor.watcher import Watcher
 
 # What a rule may need, in the words of the message that says it is missing.
 NEEDS = {

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from batchnorm.doctor.run import Pass, Run
+from batchnorm.doctor.run import Run
+from batchnorm.doctor.watcher import Pass
 
 TURNS = 12  # steps in a row that are compared
 LAYERS = 8  # at most; the first of every part of the model
+NEEDED = TURNS + 1  # steps: the first shows that there are several calls
 REST = 10  # after looking in vain, so many times `every` steps go by
 
 
@@ -33,6 +35,7 @@ class _Layer:
     measuring: bool = False
     until: int = 0  # no measuring before this step
     history: list[Turn] = field(default_factory=list)
+    several: int = 0  # turns in a row
 
 
 class Turns:
@@ -44,6 +47,13 @@ class Turns:
     def __init__(self) -> None:
         self._layers: dict[str, _Layer] = {}
         self._parts: set[str] = set()
+        self._judged = False
+
+    @property
+    def short(self) -> str:
+        """How many steps with several calls there were, where they were too few; nothing if they sufficed."""
+        most = max((layer.several for layer in self._layers.values()), default=0)
+        return f"{most} of {NEEDED} steps with several calls" if most and not self._judged else ""
 
     def add(self, run: Run, seen: Pass) -> Iterator[tuple[str, list[Turn]]]:
         """Take one pass of a layer."""
@@ -81,6 +91,7 @@ class Turns:
 
     def _close(self, run: Run, path: str, layer: _Layer) -> Iterator[tuple[str, list[Turn]]]:
         turn, several = layer.now, len(layer.now.calls) > 1
+        layer.several = layer.several + 1 if several else 0
         if layer.measuring and several and len(turn.moments) == len(turn.calls):
             if layer.history and len(layer.history[0].calls) != len(turn.calls):
                 layer.history.clear()
@@ -89,6 +100,7 @@ class Turns:
             layer.history.clear()
         layer.measuring = several and run.step >= layer.until
         if len(layer.history) == TURNS:
+            self._judged = True
             yield path, layer.history
             layer.history, layer.measuring, layer.until = [], False, run.step + REST * run.every
 

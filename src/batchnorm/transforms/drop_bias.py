@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ def drop_bias(
     forward: Forward | None = None,
     optimizer: Optimizers = None,
     tolerance: float | None = None,
+    modules: Iterable[str] | None = None,
 ) -> tuple[nn.Module, Report]:
     """Return a copy of the model without the biases that BN cancels, and a report with its certificate.
 
@@ -51,6 +53,7 @@ def drop_bias(
 
     A bias goes if its convolution or linear layer feeds BN layers only, over the right axis, and these are fed by
     nothing else; wherever there is another reason, the report gives it. A frozen BN layer does not cancel a bias.
+    ``modules``, if given, are the paths of the only layers that are looked at.
 
     ``optimizer``: one or several, made for ``model``; they go over to the copy with their groups and their state,
     without what they held of the biases. ``example`` is what the model is called with, as in `batchnorm.trace`. Above
@@ -58,6 +61,7 @@ def drop_bias(
     """
     check_arguments(model, forward, tolerance, "drop_bias")
     check_changeable(model, "drop_bias")
+    wanted = None if modules is None else _paths(model, modules)
     optimizers = check_optimizers(model, optimizer, "drop_bias")
     lean, memo = copied_with(model, where="drop_bias")
     before = copied_with(model, where="drop_bias")[0].eval()
@@ -67,7 +71,7 @@ def drop_bias(
     left: dict[str, str] = {}
     cancelled: dict[str, str] = {}  # of a BN layer: the layer whose bias it cancelled
     for path, layer in lean.named_modules():
-        if not _is_linear(layer) or layer.bias is None:
+        if not _is_linear(layer) or layer.bias is None or (wanted is not None and path not in wanted):
             continue
         norms = norms_after(graph, lean, path, layer)
         if layer._forward_hooks:
@@ -89,6 +93,21 @@ def drop_bias(
     kept = {id(p) for p in lean.parameters()}
     carry_over(optimizers, {id(p): memo[id(p)] if id(memo[id(p)]) in kept else None for p in model.parameters()})
     return lean, Report(tuple(changes), left, certificate, gradients)
+
+
+def _paths(model: nn.Module, modules: Iterable[str]) -> set[str]:
+    """The same as a set, if the model has them; one module may have several paths, of which the first counts.
+
+    >>> _paths(nn.Sequential(nn.Linear(1, 1)), ["0"])
+    {'0'}
+    """
+    by_path = dict(model.named_modules(remove_duplicate=False))
+    first = {id(module): path for path, module in model.named_modules()}
+    given = [modules] if isinstance(modules, str) else list(modules)
+    unknown = [path for path in given if path not in by_path]
+    if unknown:
+        raise BatchNormError(f"the model has no module {unknown[0]!r}", where="drop_bias", do="give paths of modules")
+    return {first[id(by_path[path])] for path in given}
 
 
 def norms_after(graph: Graph, model: nn.Module, path: str, layer: nn.Module) -> dict[str, _BatchNorm] | str:

@@ -170,7 +170,76 @@ def alternates(monitor):
             optimizer.step()
 
 
+class Contrast(Momentum):
+    """Both encoders see the batch; the key's statistics are its own."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            key = self.key(x)
+        return self.query(x) - key
+
+
+def forgets_train(model, epoch):
+    """The validation at the end of the first epoch puts the model into evaluation mode, and there it stays."""
+
+
+def never_back(monitor):
+    """A look at the validation data before the first step, and no train() after it."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with monitor(model, optimizer):
+        with torch.no_grad():
+            model.eval()(torch.randn(4, 3, 6, 6))
+        for _ in range(4):
+            model(torch.randn(4, 3, 6, 6)).square().mean().backward()
+            optimizer.step()
+
+
+def from_the_first_step(model, epoch):
+    model.eval()
+
+
+def attacks(monitor):
+    """Adversarial training: perturbed in evaluation mode, with gradients, and trained on in training mode."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with monitor(model, optimizer):
+        for _ in range(6):
+            x = torch.randn(4, 3, 6, 6, requires_grad=True)
+            with torch.no_grad():
+                model.eval()(x)
+            model(x).square().mean().backward()
+            model.train()
+            optimizer.zero_grad()
+            model((x + 0.1 * x.grad.sign()).detach()).square().mean().backward()
+            optimizer.step()
+
+
+def frozen_later(model, epoch):
+    """The BN layers stand still from the second epoch on, in a model that is in training mode."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d):
+            module.train(epoch == 0)
+
+
+def frozen_on_purpose(monitor):
+    """The whole model in evaluation mode for a second phase, which no validation comes before."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with monitor(model, optimizer):
+        for step in range(12):
+            model.train(step < 4)
+            model(torch.randn(4, 3, 6, 6)).square().mean().backward()
+            optimizer.step()
+            if step == 7:
+                with torch.no_grad():
+                    model(torch.randn(4, 3, 6, 6))
+
+
 SICK_RUNS = {
+    "no train() after the validation": lambda monitor: epochs(monitor, forgets_train),
+    "no train() after a first validation": never_back,
     "train() undoes it": lambda monitor: epochs(monitor, once),
     "without validation": lambda monitor: epochs(monitor, once, validate=False),
     "frozen later, thawed by train()": lambda monitor: epochs(monitor, after_the_first, count=3),
@@ -184,4 +253,14 @@ HEALTHY_RUNS = {
     ),
     "thawed on purpose": lambda monitor: epochs(monitor, on_purpose),
     "modes that alternate": alternates,
+    "a momentum encoder": lambda monitor: epochs(monitor, lambda model, epoch: model.train(), model=Contrast()),
+    "evaluation mode from the first step": lambda monitor: epochs(monitor, from_the_first_step, count=3),
+    "evaluation mode before it began": lambda monitor: epochs(monitor, forgets_train, model=Net().eval(), count=3),
+    "only the BN layers, later": lambda monitor: epochs(monitor, frozen_later, count=3),
+    "attacks": attacks,
+    "a second phase": frozen_on_purpose,
+    "freeze, and no train()": lambda monitor: epochs(monitor, forgets_train, model=bn.freeze(Net())[0], count=3),
+    'statistics="running", and no train()': lambda monitor: epochs(
+        monitor, forgets_train, model=bn.convert(Net(), "frozen")[0], count=3
+    ),
 }

@@ -64,7 +64,74 @@ def wrapped(model):
     return AveragedModel(model)
 
 
+class Twins(nn.Module):
+    """An encoder that learns and one that follows it, as in BYOL, in one module."""
+
+    def __init__(self, encoder, training=False):
+        super().__init__()
+        self.online, self.target = encoder, copy.deepcopy(encoder).requires_grad_(False)
+        self.followers_mode = training
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.target.train(mode and self.followers_mode)
+        return self
+
+    def forward(self, x):
+        return (self.online(x) - self.target(x)).square().mean()
+
+
+def inside(monitor, follow, training=False, take=lambda both: both, encoder=network):
+    both = Twins(encoder(), training).train()
+    optimizer = torch.optim.SGD(both.online.parameters(), lr=0.05)
+    with monitor(take(both), optimizer):
+        for _ in range(10):
+            optimizer.zero_grad()
+            both(torch.randn(16, 3) + 2).backward()
+            optimizer.step()
+            follow(both.target, both.online)
+
+
+def halves():
+    """An encoder of two equal halves: of each there are two that learn, and two that follow."""
+    return nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2)))
+
+
+def apart(both):
+    return {"student": both.online, "teacher": both.target}
+
+
+def plain_average(monitor, before_use=lambda average: None, use=True, updates=3, **options):
+    """Stochastic weight averaging, evaluated inside the run."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    average = AveragedModel(model, **options)
+    with monitor(model, optimizer, copies={"swa": average}):
+        for _ in range(updates):
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.randn(16, 3) + 2).square().mean().backward()
+                optimizer.step()
+            average.update_parameters(model)
+        before_use(average)
+        if use:
+            with torch.no_grad():
+                average.eval()(torch.randn(16, 3) + 2)
+
+
+def measures(average):
+    update_bn(list(torch.randn(4, 16, 3) + 2), average)
+
+
+def calibrates(average):
+    bn.calibrate(average, list(torch.randn(4, 16, 3) + 2), progress=False, inplace=True)
+
+
 SICK_RUNS = {
+    "a target in the model": lambda monitor: inside(monitor, parameters_only),
+    "a target of equal halves": lambda monitor: inside(monitor, parameters_only, encoder=halves),
+    "student and teacher": lambda monitor: inside(monitor, parameters_only, take=apart),
+    "SWA without update_bn": plain_average,
     "parameters only": lambda monitor: train(monitor, copied, parameters_only),
     "our layers": lambda monitor: train(monitor, copied, parameters_only, model=network(bn.BatchNorm1d)),
     "in a wrapper": lambda monitor: train(monitor, wrapped, lambda a, m: parameters_only(a.module, m)),
@@ -78,6 +145,14 @@ HEALTHY_RUNS = {
         monitor, copied, parameters_only, evaluate=False, end=lambda m: update_bn(list(torch.randn(4, 16, 3) + 2), m)
     ),
     "a teacher with batch statistics": lambda monitor: train(monitor, copied, teacher_in_training_mode, evaluate=False),
+    "SWA with update_bn": lambda monitor: plain_average(monitor, measures),
+    "SWA, calibrated": lambda monitor: plain_average(monitor, calibrates),
+    "SWA with use_buffers": lambda monitor: plain_average(monitor, use_buffers=True),
+    "SWA that is not used": lambda monitor: plain_average(monitor, use=False),
+    "SWA of one model": lambda monitor: plain_average(monitor, updates=1),
+    "a target in training mode": lambda monitor: inside(monitor, parameters_only, training=True),
+    "a target with its buffers": lambda monitor: inside(monitor, all_of_it),
+    "a target that stays": lambda monitor: inside(monitor, lambda target, online: None),
     "a copy that stays": lambda monitor: train(monitor, copied, lambda average, model: None),
     "frozen statistics": lambda monitor: train(monitor, copied, parameters_only, model=bn.freeze(network())[0]),
     "other layers": lambda monitor: train(monitor, copied, parameters_only, model=network(lambda c: nn.LayerNorm(c))),

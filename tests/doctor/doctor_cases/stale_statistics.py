@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 
 class Labels(nn.Module):
@@ -99,7 +100,19 @@ def worse():
     return {"model": model, "data": list(zip((x + shift).split(32), labels.split(32), strict=True))}
 
 
+def averaged(measure=False):
+    """Models that are far apart, averaged with the statistics of the last (use_buffers=False)."""
+    runs = [trained(0.1) for _ in range(4)]
+    average = AveragedModel(runs[0][0])
+    for model, _ in runs:
+        average.update_parameters(model)
+    if measure:
+        update_bn(runs[0][1], average)
+    return {"model": average.eval(), "data": runs[0][1]}
+
+
 SICK = {
+    "an average of weights": averaged,
     "momentum 0.001": lambda: case(0.001),
     "without labels": lambda: case(0.001, labels=False),
     "outputs are labels": lambda: case(0.001, labels=False, wrap=Labels),
@@ -110,6 +123,7 @@ SICK = {
     "a batch with an infinity": lambda: with_bad(0.001, float("inf")),
 }
 HEALTHY = {
+    "an average of weights, measured": lambda: averaged(measure=True),
     "momentum 0.1": lambda: case(0.1),
     "a cumulative average": lambda: case(None),
     "no running statistics": lambda: {

@@ -46,8 +46,9 @@ from typing import Any
 from torch import Tensor
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
 from batchnorm.doctor.turns import Turn, Turns, differ, difference
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.nested import tensors_in
 from batchnorm.records import Finding
 
@@ -80,6 +81,9 @@ class _Watcher(Watcher):
     def on_step(self, run: Run) -> Iterator[Finding]:
         self.given.clear()
         yield from ()
+
+    def short(self, run: Run) -> str:
+        return self.turns.short
 
     def on_end(self, run: Run) -> Iterator[Finding]:
         for path, turns in self.turns.end(run):

@@ -5,9 +5,11 @@ Compares how much the class counts of batches differ with what chance would make
 is too much, how much the batch means at the BN layers do. It needs the labels: batches that are (input, label) pairs in
 a check, ``run.told(labels)`` before each call in a training run.
 
-What it cannot see: whether two encoders of a contrastive loss get the same batch in the same order (see
-`batchnorm.shuffled` and `batchnorm.SplitBatchNorm`), which is harmful in MoCo and harmless in others; and groups that
-are not in the labels (frames of one video, patches of one slide).
+What it cannot see: whether two encoders of a contrastive loss get the same batch in the same order. A key encoder that
+follows by a moving average and runs in training mode is harmful in MoCo, whose loss tells the examples of a batch
+apart, and harmless in BYOL, whose loss does not; seen from the layers the two are alike. Where the loss has negatives,
+call the key encoder as `batchnorm.shuffled` does, or give it `batchnorm.SplitBatchNorm`. Nor can it see groups that are
+not in the labels (frames of one video, patches of one slide).
 
 ## Why is this bad?
 In training, BN subtracts the mean of the batch. If the batch is of one class, that is the mean of the class: the
@@ -43,8 +45,9 @@ import torch
 from torch import Tensor, nn
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.records import Finding
 
 BATCHES = 32  # whose classes are counted before one judges
@@ -169,7 +172,7 @@ class _Watcher(Watcher):
         self.means: dict[str, Means] | None = None
         self.calls = self.measured = 0
         self.stride = 1
-        self.now = False
+        self.now = self.judged = False
 
     def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
         labels, self.now = run.labels, False
@@ -180,6 +183,7 @@ class _Watcher(Watcher):
             assert labels is not None
             self.counts.append(_counted(labels))
             if len(self.counts) == BATCHES:
+                self.judged = True
                 factor, sure = spread(self.counts)
                 if factor > SPREAD and sure > SURE:
                     self.means, self.measured = {}, 0
@@ -200,6 +204,11 @@ class _Watcher(Watcher):
             if self.measured == MEASURED:
                 yield from _judge(self.means, self.counts, spread(self.counts)[0], None, run.step)
                 self._look_farther()
+
+    def short(self, run: Run) -> str:
+        if self.judged or not self.calls:
+            return ""
+        return f"the labels of {self.calls} of {BATCHES} batches"
 
     def _look_farther(self) -> None:
         self.counts, self.means = self.counts[::2], None

@@ -61,10 +61,11 @@ def look(subject: Subject) -> Iterator[Finding]:
 
 
 def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
-    """Drop the biases."""
+    """Drop the biases that were found, and no others."""
     patient.model, report = drop_bias(
-        patient.model, patient.need("example", RULE.code), forward=patient.forward, optimizer=patient.optimizers
-    )
+        patient.model, patient.need("example", RULE.code), forward=patient.forward, optimizer=patient.optimizers,
+        modules=[finding.path for finding in findings],
+    )  # fmt: skip
     return report
 
 

@@ -45,8 +45,9 @@ from batchnorm.distributed.agreement import Together
 from batchnorm.distributed.groups import members
 from batchnorm.distributed.ledger import SAME, in_words
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, Watcher, uses
+from batchnorm.doctor.run import Run, uses
 from batchnorm.doctor.subject import Subject
+from batchnorm.doctor.watcher import Watcher
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.sync import Synchronised
 from batchnorm.records import Finding

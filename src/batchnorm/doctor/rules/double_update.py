@@ -35,7 +35,8 @@ from collections.abc import Iterator, Sequence
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.layers.recompute import update_once
 from batchnorm.records import Change, Finding, Report
 

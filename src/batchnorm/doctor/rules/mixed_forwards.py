@@ -39,8 +39,9 @@ import math
 from collections.abc import Iterator
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
 from batchnorm.doctor.turns import Turn, Turns, differ, difference
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.records import Finding
 
 _ORDER = ("first", "second", "third", "fourth", "fifth")
@@ -53,6 +54,9 @@ class _Watcher(Watcher):
     def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
         for path, turns in self.turns.add(run, seen):
             yield from _judge(run, path, turns)
+
+    def short(self, run: Run) -> str:
+        return self.turns.short
 
     def on_end(self, run: Run) -> Iterator[Finding]:
         for path, turns in self.turns.end(run):

@@ -40,9 +40,10 @@ import torch
 from torch import Tensor
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.tallies import feed, training_norms
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.functional import moments
 from batchnorm.moments import Moments, merged
 from batchnorm.records import Finding
@@ -50,6 +51,7 @@ from batchnorm.records import Finding
 OFF, APART = 0.1, 0.1  # standard deviations; natural logarithm of the ratio of variances
 SHARE = 0.05  # of all positions: less does not matter
 EDGE = 4  # positions that a convolution's own zeros may have changed
+FEW = 4  # channels that are looked at first
 REPAIR = "bn.MaskedBatchNorm, or bn.BatchNorm1d/2d/3d with mask=lengths"
 
 
@@ -92,18 +94,19 @@ def counts_in(x: Tensor) -> Tensor | None:
     """Where a batch of sequences or images is not padding, (N, positions...); None if nothing looks like padding."""
     if x.dim() < 3 or x.shape[0] < 2 or not x.dtype.is_floating_point:
         return None
+    x = x.detach()
     mask = torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
     found = False
     for axis in range(2, x.dim()):
-        lines = x.detach().movedim(axis, -1).flatten(1, -2)  # (N, values of a line, lines)
-        size = lines.shape[-1]
+        size = x.shape[axis]
         if size < 4:
             continue
+        few = _same(x[:, :: -(-x.shape[1] // FEW)], axis)
         for edge in range(min(EDGE, size // 4) + 1):
-            after, before = (_runs(side, edge) for side in (lines, lines.flip(-1)))
+            after, before = (_runs(x, axis, few, edge, first) for first in (False, True))
             if bool(after.any() or before.any()):
                 break
-        after, before = _alike(lines, after, edge), _alike(lines.flip(-1), before, edge)
+        after, before = _alike(x, axis, after, edge, False), _alike(x, axis, before, edge, True)
         # An image with a plain background has it on both sides, and zeros after a ReLU lie anywhere.
         if max(after.sum(), before.sum()) < 5 * min(after.sum(), before.sum()):
             continue
@@ -121,16 +124,33 @@ def counts_in(x: Tensor) -> Tensor | None:
     return mask if found and padded >= SHARE and bool(mask.any()) else None
 
 
-def _runs(lines: Tensor, edge: int) -> Tensor:
-    """How many lines at the end of each example repeat one another; the last ``edge`` may be others, and count too."""
-    same = (lines[..., 1:] == lines[..., :-1]).all(1)  # (N, lines - 1): whether a line is as the one after it
-    runs = same[:, : same.shape[1] - edge].flip(1).long().cumprod(1).sum(1)
+def _runs(x: Tensor, axis: int, few: Tensor, edge: int, first: bool) -> Tensor:
+    """How many lines at the end of each example (or at its beginning) repeat one another, along an axis.
+
+    The outermost ``edge`` may be others, and count too. A line is padding only if it is in all channels: where a few
+    see none, the others need not be read, and where they do, only as far as those saw it.
+    """
+    runs = _inwards(few, edge, first)
+    far = int(runs.max())
+    if not far or x.shape[1] <= FEW:
+        return runs
+    return _inwards(_same(x.narrow(axis, 0 if first else x.shape[axis] - far, far), axis), edge, first)
+
+
+def _same(x: Tensor, axis: int) -> Tensor:
+    """Whether a line is as the one after it, (N, lines - 1)."""
+    lines = x.movedim(axis, 1).flatten(2)  # (N, lines, values of a line)
+    return (lines[:, 1:] == lines[:, :-1]).all(2)
+
+
+def _inwards(same: Tensor, edge: int, first: bool) -> Tensor:
+    runs = (same if first else same.flip(1))[:, edge:].long().cumprod(1).sum(1)
     return torch.where(runs > 0, runs + 1 + edge, 0)
 
 
-def _alike(lines: Tensor, padded: Tensor, edge: int) -> Tensor:
+def _alike(x: Tensor, axis: int, padded: Tensor, edge: int, first: bool) -> Tensor:
     """The same, if all examples that have such lines have the same: padding is of one kind."""
-    ends = lines[padded > 0][..., lines.shape[-1] - 1 - edge]
+    ends = x.select(axis, edge if first else x.shape[axis] - 1 - edge)[padded > 0]
     return padded if bool((ends == ends[:1]).all()) else torch.zeros_like(padded)
 
 

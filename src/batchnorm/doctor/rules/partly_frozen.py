@@ -4,12 +4,15 @@
 Finds BN layers in training mode whose gamma and beta do not learn (``requires_grad`` is off) but whose running
 statistics do, and layers in evaluation mode inside a model in training mode: it calls ``model.train()``, as every epoch
 does, and looks whether they stay frozen. While training runs, it notices a layer that was frozen by ``eval()`` for some
-steps, and is not any more.
+steps, and is not any more; and the other half: a model that trained in training mode, was put into evaluation mode to
+validate, and trains on in it, so that gamma, beta and weights learn and the statistics stand still. Layers that are in
+evaluation mode from the first step on, or while the model itself is in training mode, are frozen on purpose.
 
 ## Why is this bad?
 ``requires_grad = False`` does not reach buffers: the "frozen" backbone normalises with batch statistics, and its
 running ones drift to the new data, so that it gives other features after training than before. ``layer.eval()`` stops
-that until the next ``model.train()``, which sets the mode of every module.
+that until the next ``model.train()``, which sets the mode of every module. And where nobody calls ``model.train()``
+after a validation, the running statistics are those of weights that are long gone, and dropout is off.
 
 ## Example
 ```python
@@ -44,13 +47,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher, uses
+from batchnorm.doctor.run import Run, uses
 from batchnorm.doctor.subject import Subject
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.preserve import untouched
 from batchnorm.records import Finding, Report
 from batchnorm.transforms.freeze import _why_not, freeze
 
 _REPAIR = "bn.freeze(model, modules) freezes statistics, gamma and beta, and survives train()"
+ON = "call model.train() after the validation; bn.freeze(model, modules) if the statistics are to stand still"
+FORGOTTEN = 3  # steps in a row of a model in evaluation mode
 STEPS = 2  # of which a layer has to be frozen before its thaw counts: loops that alternate modes do so every step
 
 
@@ -133,6 +139,54 @@ def _shapes(module: nn.Module) -> Mapping[str, Any]:
     return {name: tuple(p.shape) for name, p in module.named_parameters()}
 
 
+class _Forgotten:
+    """Follows a model that was put into evaluation mode, and in which nobody called ``train()`` again."""
+
+    def __init__(self) -> None:
+        self.trains: set[str] = set()  # layers that began in training mode, or whose statistics moved in a step
+        self.validated = False  # a call in evaluation mode, without gradients, since a step in training mode
+        self.still: set[str] = set()  # since the last step: layers that ran for gradients in evaluation mode
+        self.moved: set[str] = set()  # and those that ran in training mode
+        self.learnt: set[str] = set()  # and those whose gamma or beta got a gradient
+        self.steps: dict[str, int] = {}  # in a row, that a layer learnt and stood still
+        self.since = 0
+
+    def begin(self, run: Run) -> None:
+        self.trains = {path for path, layer in run.layers.items() if run.model.training and layer.training}
+
+    def called(self, run: Run) -> None:
+        if not run.model.training and not run.gradients and not self.validated:
+            self.validated, self.since = True, run.step
+
+    def passed(self, seen: Pass) -> None:
+        (self.moved if seen.layer.training else self.still).add(seen.path)
+
+    def stepped(self, run: Run) -> Iterator[Finding]:
+        """Count a step; one in which any layer ran in training mode ends the row of all."""
+        still, moved, learnt = self.still, self.moved, self.learnt
+        self.still, self.moved, self.learnt = set(), set(), set()
+        if run.model.training or moved:
+            self.trains |= moved
+            self.steps.clear()
+            self.validated = False
+            return
+        if not self.validated:  # a step in evaluation mode that no validation came before: it is meant
+            self.trains -= still
+        for path in sorted(still & learnt & self.trains):
+            layer = run.layers[path]
+            if not uses(layer, training=True)[1]:  # frozen by its own switches
+                continue
+            self.steps[path] = self.steps.get(path, 0) + 1
+            if self.steps[path] == FORGOTTEN:
+                yield RULE.found(
+                    path,
+                    f"the model has been in evaluation mode since the validation after step {self.since}, and trains "
+                    f"in it: gamma and beta learnt in {FORGOTTEN} steps, the running statistics stand still",
+                    ON,
+                    fix="none", step=run.step, call=run.call, since_step=self.since, steps=FORGOTTEN,
+                )  # fmt: skip
+
+
 class _Watcher(Watcher):
     """Counts the steps in which a layer ran in evaluation mode only, while the model trained."""
 
@@ -143,13 +197,23 @@ class _Watcher(Watcher):
         self.ever: set[str] = set()  # layers whose statistics moved before
         self.validated = False  # since the last step
         self.learns: bool | None = None
+        self.meant: dict[str, bool] = {}  # layers without gradients: frozen, or followers of another that learns
+        self.forgotten = _Forgotten()
+
+    def on_begin(self, run: Run) -> Iterator[Finding]:
+        self.forgotten.begin(run)
+        yield from ()
 
     def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
         self.validated = self.validated or not run.model.training
+        self.forgotten.called(run)
         yield from ()
 
     def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
-        if not seen.gradients or seen.recomputed or not run.model.training:
+        if not seen.gradients or seen.recomputed:
+            return
+        self.forgotten.passed(seen)
+        if not run.model.training:
             return
         path, layer = seen.path, seen.layer
         learns = any(p.requires_grad for p in _affine(layer))
@@ -168,7 +232,7 @@ class _Watcher(Watcher):
                 _REPAIR,
                 fix="none", step=run.step, steps_frozen=steps, call=run.call,
             )  # fmt: skip
-        elif _affine(layer) and not learns and self._trains(run.model):
+        elif _affine(layer) and not learns and self._trains(run.model) and self._is_meant(run.model, path, layer):
             yield RULE.found(
                 path,
                 "its gamma and beta do not learn, but its running statistics move with every training batch",
@@ -177,7 +241,12 @@ class _Watcher(Watcher):
             )  # fmt: skip
         self.moved.add(path)
 
+    def on_backward(self, run: Run, path: str) -> Iterator[Finding]:
+        self.forgotten.learnt.add(path)
+        yield from ()
+
     def on_step(self, run: Run) -> Iterator[Finding]:
+        yield from self.forgotten.stepped(run)
         for path in self.moved:
             self.frozen.pop(path, None)
         for path, learns in self.held.items():
@@ -185,7 +254,11 @@ class _Watcher(Watcher):
                 self.frozen[path] = (self.frozen.get(path, (0, learns))[0] + 1, learns)
         self.ever |= self.moved
         self.held, self.moved, self.validated, self.learns = {}, set(), False, None
-        yield from ()
+
+    def _is_meant(self, model: nn.Module, path: str, layer: _BatchNorm) -> bool:
+        if path not in self.meant:
+            self.meant[path] = _is_meant_frozen(model, path, layer)
+        return self.meant[path]
 
     def _trains(self, model: nn.Module) -> bool:
         if self.learns is None:

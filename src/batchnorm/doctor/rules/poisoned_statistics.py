@@ -41,8 +41,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject, measured
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.nested import tensors_in
 from batchnorm.records import Change, Finding, Report
 

@@ -43,8 +43,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.recompute import in_backward
 from batchnorm.records import Finding

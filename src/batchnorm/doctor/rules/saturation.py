@@ -41,8 +41,9 @@ from torch import Tensor, nn
 from batchnorm.doctor.activations import CARRIERS, KINDS, READERS, Following, Listening, Signal, measure, worst
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, Watcher
+from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
+from batchnorm.doctor.watcher import Watcher
 from batchnorm.nested import tensors_in
 from batchnorm.records import Finding, Report
 from batchnorm.transforms.insert import insert

@@ -40,8 +40,9 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from batchnorm.doctor.patient import PLAIN, Patient, to_ours
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, Watcher, uses
+from batchnorm.doctor.run import Run, uses
 from batchnorm.doctor.subject import Subject
+from batchnorm.doctor.watcher import Watcher
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.sync import Synchronised
 from batchnorm.nested import tensors_in

@@ -5,6 +5,16 @@ Compares every copy that the monitor was told of (``copies={"ema": averaged}``) 
 with the model: its parameters have moved, its running statistics have not, and the model's are elsewhere by now. Found
 when such a copy is called with running statistics; if it never is, at the end, as advice.
 
+A copy inside the model that is monitored (a target encoder beside the one that learns, or
+``bn.monitor({"student": student, "teacher": teacher})``) is found by itself: it is of the same make, and its parameters
+have no gradients. Any other has to be named, ``bn.monitor(model, optimizer, copies={"ema": averaged})``: what
+``copy.deepcopy`` makes is an object of its own, and nothing in it says whom it follows.
+
+A stochastic weight average (`torch.optim.swa_utils.AveragedModel` without ``avg_fn``, ``multi_avg_fn`` and
+``use_buffers``) has the statistics of the last model that went into it, not those of the average: it is found when it
+is called for evaluation after two or more updates, unless it has seen data in training mode since (``update_bn``). What
+the statistics of a copy do to its outputs, ``bn.check(averaged.eval(), data=batches)`` measures (BN201).
+
 ## Why is this bad?
 An average over ``model.parameters()`` leaves out buffers. Evaluated, the copy normalises the activations of new weights
 by the statistics of the first ones (0 and 1 if it was made before training), and is worse than the model that it is to
@@ -21,7 +31,8 @@ for p, q in zip(averaged.parameters(), model.parameters()):
 ```python
 averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))  # copies buffers
 ```
-Or measure its own, once, before it is used: ``averaged, _ = bn.calibrate(averaged, batches)``.
+Or measure its own, once, before it is used: ``averaged, _ = bn.calibrate(averaged, batches)``, or
+``torch.optim.swa_utils.update_bn(batches, averaged)``.
 
 ## Fix safety
 Unsafe: ``bn.fix(averaged, run.findings, data=batches, unsafe=True)`` calibrates the copy that it is given, which
@@ -37,14 +48,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import AveragedModel
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, Watcher, uses
+from batchnorm.doctor.run import Run, uses
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.records import Finding, Report
 from batchnorm.transforms.calibrate import calibrate
 
@@ -79,28 +93,67 @@ class _Watcher(Watcher):
         self.parameters: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self.looked: dict[str, int] = {}
         self.found: set[str] = set()
+        self.inside: dict[str, str] = {}  # the BN layers of copies that are parts of the model, and whose they are
+        self.measured: dict[str, int] = {}  # after how many updates of an average its statistics were
 
     def on_begin(self, run: Run) -> Iterator[Finding]:
         of_model = {_plain(path): layer for path, layer in run.layers.items()}
         for name, copied in run.copies.items():
-            self.layers[name] = [
-                _Layer(path, m, of_model[_plain(path)], m.running_mean.clone(), m.running_var.clone())
-                for path, m in copied.named_modules()
-                if isinstance(m, _BatchNorm) and _plain(path) in of_model and m is not of_model[_plain(path)]
-                if m.running_mean is not None and m.running_var is not None
-            ]
-            self.parameters[name] = [(p, _few(p)) for p in copied.parameters()]
+            self._remember(name, copied, of_model)
+        paths = {layer: path for path, layer in run.layers.items()}
+        for name, (follower, learner) in twins(run.model).items():
+            own = {_plain(path): m for path, m in learner.named_modules() if isinstance(m, _BatchNorm)}
+            self._remember(name, follower, own)
+            self.inside |= {paths[layer.copied]: name for layer in self.layers[name]}
         yield from ()
 
+    def _remember(self, name: str, copied: nn.Module, of_model: dict[str, _BatchNorm]) -> None:
+        self.layers[name] = [
+            _Layer(path, m, of_model[_plain(path)], m.running_mean.clone(), m.running_var.clone())
+            for path, m in copied.named_modules()
+            if isinstance(m, _BatchNorm) and _plain(path) in of_model and m is not of_model[_plain(path)]
+            if m.running_mean is not None and m.running_var is not None
+        ]
+        self.parameters[name] = [(p, _few(p)) for p in copied.parameters()]
+
+    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+        name = self.inside.get(seen.path)
+        if name is not None and not seen.from_batch:
+            yield from self._called(run, name)
+
     def on_copy(self, run: Run, name: str) -> Iterator[Finding]:
+        copied = run.copies[name]
+        if _is_plain_average(copied):
+            yield from self._judge_average(run, name, copied)
+        yield from self._called(run, name)
+
+    def _called(self, run: Run, name: str) -> Iterator[Finding]:
         if run.step and name not in self.found and self.looked.get(name) != run.step:
             self.looked[name] = run.step
             yield from self._judge(run, name, None)
 
     def on_end(self, run: Run) -> Iterator[Finding]:
-        for name in run.copies:
+        for name in self.layers:
             if name not in self.found:
                 yield from self._judge(run, name, "advice")
+
+    def _judge_average(self, run: Run, name: str, average: AveragedModel) -> Iterator[Finding]:
+        layers = [m for m in average.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+        updates = int(average.n_averaged)
+        if any(uses(layer)[0] for layer in layers):
+            self.measured[name] = updates
+        elif layers and updates > 1 and self.measured.get(name) != updates and name not in self.found:
+            self.found.add(name)
+            yield RULE.found(
+                name,
+                f"it is an average over {updates} models, and its {len(layers)} BN layers have the statistics of the "
+                "last of them (use_buffers=False), not those of the average",
+                "torch.optim.swa_utils.update_bn(batches, averaged), or bn.calibrate, before it is used",
+                severity="warning",
+                step=run.step,
+                averaged=updates,
+                layers=len(layers),
+            )
 
     def _judge(self, run: Run, name: str, severity: str | None) -> Iterator[Finding]:
         if not any(not torch.equal(_few(p), before) for p, before in self.parameters[name]):
@@ -118,6 +171,7 @@ class _Watcher(Watcher):
             f"away, its variance by a factor of {torch.tensor(log_variance).exp():.2g}",
             "average or copy the buffers, too, or bn.calibrate(the copy, batches) before it is used",
             severity=severity,
+            fix=None if name in run.copies else "none",  # of which `fix` would be given the whole
             step=run.step,
             layer=worst.path,
             mean_apart=mean,
@@ -125,6 +179,39 @@ class _Watcher(Watcher):
             stale=len(stale),
             layers=len(far),
         )
+
+
+def twins(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
+    """The parts of a model that have no gradients beside one of the same make that has, by path: copies of it.
+
+    >>> import copy
+    >>> online = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    >>> both = nn.ModuleDict({"online": online, "target": copy.deepcopy(online).requires_grad_(False)})
+    >>> list(twins(both))
+    ['target']
+    """
+    makes: dict[Any, list[tuple[str, nn.Module]]] = {}
+    for path, module in model.named_modules():
+        shapes = tuple((name, p.shape) for name, p in module.named_parameters())
+        if shapes and any(isinstance(m, _BatchNorm) for m in module.modules()):
+            makes.setdefault((type(module), shapes), []).append((path, module))
+    found: dict[str, tuple[nn.Module, nn.Module]] = {}
+    for same in makes.values():
+        learning = [m for _, m in same if all(p.requires_grad for p in m.parameters())]
+        frozen = [(path, m) for path, m in same if not any(p.requires_grad for p in m.parameters())]
+        if len(learning) == 1 and len(frozen) == 1:  # of several, nobody knows who follows whom
+            found[frozen[0][0]] = frozen[0][1], learning[0]
+    return {path: pair for path, pair in found.items() if not any(path.startswith(f"{other}.") for other in found)}
+
+
+def _is_plain_average(copied: nn.Module) -> TypeGuard[AveragedModel]:
+    """Whether it is an equal average, whose weights may be far from any model's; a moving one stays near."""
+    return (
+        isinstance(copied, AveragedModel)
+        and copied.avg_fn is None
+        and getattr(copied, "multi_avg_fn", None) is None
+        and not getattr(copied, "use_buffers", False)
+    )
 
 
 def _few(parameter: Tensor) -> Tensor:

@@ -44,9 +44,10 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.tallies import feed, layer_is_local, training_norms
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.functional import moments
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.renorm import BatchRenorm
@@ -150,16 +151,22 @@ class _Watcher(Watcher):
         if len(ratios) >= BATCHES - 1 and counted[1] > counted[0] / 2 and mean > 1 / WORTH:
             yield _found(seen.path, 1 / mean, seen.x.shape[0] // groups, seen.values // groups, run.step)
 
+    def short(self, run: Run) -> str:
+        tiny = [path for path, (passes, few) in self.passes.items() if few > passes / 2 and _suffers(run.layers[path])]
+        needed = (BATCHES - 2) * run.every + 1
+        if not tiny or run.step >= needed or any(len(ratios) >= BATCHES - 1 for ratios in self.ratios.values()):
+            return ""
+        return f"{run.step} of {needed} steps, for batches of fewer than {EXAMPLES}"
+
 
 def _noise(seen: Pass, groups: int) -> float | None:
     """The variance of a batch's mean as a share of that of its values, over channels; None if it cannot be told."""
     x, layer = seen.x.detach(), seen.layer
     examples = x.shape[0] // groups
-    own = x.flatten(2).double() if x.dim() > 2 else x.unsqueeze(2).double()
     if examples > 1:
-        means = own.mean(2)
-        total = own.var((0, 2), correction=0)
-        between = means.var(0) / examples
+        each = moments(x, groups=x.shape[0])  # of every example; those of all follow without reading it again
+        total = merged(each).var
+        between = each.mean.var(0) / examples
         # The variance about the mean of all data has that of the mean in it, too.
         total = total + between
         some = total > 0
@@ -167,7 +174,7 @@ def _noise(seen: Pass, groups: int) -> float | None:
     if layer.running_mean is None or layer.running_var is None or run_is_young(layer):
         return None
     mean, var = layer.running_mean.double(), layer.running_var.double() + layer.eps
-    return float(((own.mean((0, 2)) - mean).square() / var).mean())
+    return float(((seen.moments.mean.to(mean) - mean).square() / var).mean())
 
 
 def run_is_young(layer: _BatchNorm) -> bool:

@@ -40,8 +40,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, Watcher, uses
+from batchnorm.doctor.run import Run, uses
 from batchnorm.doctor.subject import Subject
+from batchnorm.doctor.watcher import Watcher
 from batchnorm.records import Change, Finding, Report
 
 REPAIR = "call model.eval() before the export; bn.export(model, example, path) makes sure, and folds BN"

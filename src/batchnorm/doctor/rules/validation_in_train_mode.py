@@ -5,6 +5,11 @@ Notices that running statistics move in a call of the model without gradients, i
 part of every step (a generator that makes images for the discriminator, guessed labels) are not validation, and a pass
 that begins with reset statistics is a measurement of them: neither is reported here.
 
+It also notices validation that forgot ``torch.no_grad()`` as well: at least three calls in a row, with no step of any
+optimiser between them, whose results no backward pass ever reaches, in a run in which other calls are trained on. A
+batch or two that the loop leaves out (a loss that is not finite) is not reported, so a validation of one or two batches
+with gradients on is not seen.
+
 ## Why is this bad?
 Somebody forgot ``model.eval()``. The validation loss is that of batch statistics (each example sees the others, and the
 figure depends on the batch size), dropout is on, and the running statistics learn from the validation data: the
@@ -36,13 +41,39 @@ with ``with bn.no_update(model):``, which keeps the statistics.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Pass, Run, Watcher
+from batchnorm.doctor.run import Run
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.records import Finding
 
 NEVER = -2
+IN_A_ROW = 3  # calls that nobody trains on: fewer may be batches that the loop left out
+REPAIR = "call model.eval() first, and model.train() after; or `with bn.no_update(model):` if it is meant"
+
+
+@dataclass
+class _Call:
+    """A call of the model for gradients: whether a backward pass could reach its layers, and whether one did."""
+
+    step: int
+    number: int
+    hooked: bool = False
+    used: bool = False
+
+    def reached(self, *_: Any) -> None:
+        """A backward pass comes by."""
+        self.used = True
+
+
+@dataclass
+class _Layer:
+    turn: int = 0
+    calls: list[_Call] = field(default_factory=list)  # of this turn
+    unused: int = NEVER  # the last turn that had calls in vain
 
 
 class _Watcher(Watcher):
@@ -51,12 +82,19 @@ class _Watcher(Watcher):
     def __init__(self) -> None:
         self.trained: Counter[str] = Counter()  # updates with gradients, by layer
         self.bare: dict[str, tuple[int, int]] = {}  # the last two turns with updates without any
+        self.now: _Call | None = None
+        self.layers: dict[str, _Layer] = {}
+
+    def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
+        self.now = _Call(run.step, run.call) if run.gradients else None
+        yield from ()
 
     def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
         if not seen.updates or seen.recomputed:
             return
         path = seen.path
         if seen.gradients:
+            yield from self._follow(run, seen)
             self.trained[path] += 1
             return
         before, last = self.bare.get(path, (NEVER, NEVER))
@@ -70,12 +108,58 @@ class _Watcher(Watcher):
             yield RULE.found(
                 path,
                 "its running statistics moved in a call without gradients, as in a validation that forgot model.eval()",
-                "call model.eval() first, and model.train() after; or `with bn.no_update(model):` if it is meant",
+                REPAIR,
                 step=run.step,
                 call=run.call,
                 values=seen.values,
                 updates_with_gradients=self.trained[path],
             )
+
+    def _follow(self, run: Run, seen: Pass) -> Iterator[Finding]:
+        """Let the graph of this call tell when it is used."""
+        call = self.now
+        if call is None or call.number != seen.call or run.stepping is not None:
+            return
+        layer = self.layers.setdefault(seen.path, _Layer(seen.turn))
+        if layer.turn != seen.turn:
+            yield from self._close(run, seen.path, layer)
+            layer.turn, layer.calls = seen.turn, []
+        if seen.y.grad_fn is not None:
+            # On the node, not on the tensor: it goes with the graph, and the tensor stays as it was.
+            seen.y.grad_fn.register_prehook(call.reached)
+            call.hooked = True
+        if not layer.calls or layer.calls[-1] is not call:
+            layer.calls.append(call)
+
+    def on_end(self, run: Run) -> Iterator[Finding]:
+        for path, layer in self.layers.items():
+            yield from self._close(run, path, layer)
+
+    def _close(self, run: Run, path: str, layer: _Layer) -> Iterator[Finding]:
+        """Look at the calls of a turn, which an optimiser's step has ended: what was not used by now never will be."""
+        row: list[_Call] = []
+        longest: list[_Call] = []
+        for call in layer.calls:
+            in_vain = call.hooked and not call.used
+            row = [*(row if row and row[-1].step == call.step else []), call] if in_vain else []
+            longest = max(longest, row, key=len)
+        before, layer.unused = layer.unused, layer.turn if longest else layer.unused
+        if len(longest) < IN_A_ROW or not layer.turn or before >= layer.turn - 1:
+            return
+        of_run = run.layers[path]
+        counted, mean = of_run.num_batches_tracked, of_run.running_mean
+        reset = counted is not None and int(counted) < self.trained[path]
+        if reset or mean is None or not bool(mean.isfinite().all()):  # measured anew; or BN203's
+            return
+        yield RULE.found(
+            path,
+            f"its running statistics moved in {len(longest)} calls in a row that no backward pass came from, as in a "
+            "validation that forgot model.eval() and torch.no_grad()",
+            REPAIR,
+            step=longest[0].step,
+            call=longest[0].number,
+            calls=len(longest),
+        )
 
 
 RULE = Rule("BN301", "validation-in-train-mode", "error", __doc__, needs=("run",), watch=_Watcher)

@@ -1,0 +1,109 @@
+"""Runs that are too short: a rule that saw something and cannot judge it says how far it is."""
+
+import pytest
+import torch
+from doctor_cases.mixed_forwards import gan
+from monitored import network, sgd, train
+from torch import nn
+
+import batchnorm as bn
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def skipped(loop, **options):
+    runs = []
+
+    def monitor(*arguments):
+        runs.append(bn.monitor(*arguments, warn=False, **options))
+        return runs[-1]
+
+    loop(monitor)
+    return runs[0].findings
+
+
+@pytest.mark.parametrize(("steps", "short"), [(5, True), (12, True), (13, False)])
+def test_several_calls_a_step(steps, short):
+    findings = skipped(lambda monitor: gan(monitor, False, steps=steps), select=["BN303"])
+    said = {"BN303": f"too short to judge: {steps} of 13 steps with several calls"} if short else {}
+    assert findings.skipped == said
+    assert findings.codes == (() if short else ("BN303",))
+
+
+def accumulating(steps):
+    def loop(monitor):
+        model = network()
+        optimizer = sgd(model)
+        with monitor(model, optimizer):
+            for micro_batches in torch.randn(steps, 2, 4, 3):
+                optimizer.zero_grad()
+                for x in micro_batches:
+                    model(x).square().mean().backward()
+                optimizer.step()
+
+    return loop
+
+
+@pytest.mark.parametrize(("steps", "short"), [(3, True), (14, False)])
+def test_accumulation(steps, short):
+    findings = skipped(accumulating(steps), select=["BN304"])
+    assert ("BN304" in findings.skipped) == short
+    assert ("BN304" in findings.codes) != short
+
+
+def small_batches(size):
+    """Batches of rows that tell as much as they are many."""
+
+    def loop(monitor):
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        optimizer = sgd(model)
+        with monitor(model, optimizer):
+            for x in torch.randn(5, size, 3):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("size", "every", "words"),
+    [
+        (4, 50, "too short to judge: 5 of 101 steps, for batches of fewer than 16"),
+        (4, 3, "too short to judge: 5 of 7 steps, for batches of fewer than 16"),
+        (4, 1, None),
+        (16, 50, None),
+    ],
+)
+def test_tiny_batches(size, every, words):
+    findings = skipped(small_batches(size), select=["BN205"], every=every)
+    assert findings.skipped.get("BN205") == words
+    assert findings.codes == (("BN205",) if every == 1 else ())
+
+
+@pytest.mark.parametrize(("tell", "batches", "short"), [(True, 5, True), (True, 32, False), (False, 5, False)])
+def test_labels(tell, batches, short):
+    model = network()
+    optimizer = sgd(model)
+    with bn.monitor(model, optimizer, warn=False, select=["BN306"]) as run:
+        for _ in range(batches):
+            if tell:
+                run.told(torch.arange(8) % 2)
+            train(model, optimizer, 1)
+    said = {"BN306": f"too short to judge: the labels of {batches} of 32 batches"} if short else {}
+    assert run.findings.skipped == said
+
+
+def test_an_ordinary_run_has_nothing_to_say_and_a_rule_that_broke_is_not_short():
+    model = network()
+    optimizer = sgd(model)
+    with bn.monitor(model, optimizer, warn=False) as run:
+        for x in torch.randn(3, 16, 3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    assert run.findings.skipped == {}
+    assert "could not look" not in repr(run)
