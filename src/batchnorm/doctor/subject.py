@@ -54,6 +54,14 @@ class Norm:
             return False
         return not bool(mean.any()) and bool((var == 1).all())
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether the running statistics come from data; a mean alone is what a dropped bias leaves in a new layer."""
+        if self.is_new or self.running_mean is None or self.running_var is None or self.running_var.is_meta:
+            return False
+        counted = self.num_batches_tracked is not None and int(self.num_batches_tracked) > 0
+        return counted or bool((self.running_var != 1).any())
+
 
 class Subject:
     """A model and what is known of it.

@@ -364,7 +364,8 @@ def _after(graph: Graph, call: Call) -> _Tail | str:
         module = reader.target if reader.kind == "module" else None
         return _Tail(reader.scope, call.scope, False, True, module)
     if reader.kind != "function" or reader.name != "add":
-        return f"{reader.name} follows"
+        kind = f" ({type(reader.target).__name__})" if reader.kind == "module" else ""
+        return f"{reader.name}{kind} follows"
     shapes = {(graph.values[v].shape, graph.values[v].dtype) for v in (*reader.inputs, *reader.outputs)}
     if len(reader.inputs) != 2 or len(shapes) != 1:
         return "it is added to something of another shape or type"

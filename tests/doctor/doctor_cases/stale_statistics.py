@@ -4,6 +4,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
+import batchnorm as bn
+
 
 class Labels(nn.Module):
     """A model that answers with labels only."""
@@ -111,6 +113,13 @@ def averaged(measure=False):
     return {"model": average.eval(), "data": runs[0][1]}
 
 
+def unbiased():
+    """A new model whose biases were dropped: its running means hold them, its data it has not seen yet."""
+    x = blobs()[0]
+    model, _ = bn.drop_bias(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), x)
+    return {"model": model, "data": [x]}
+
+
 SICK = {
     "an average of weights": averaged,
     "momentum 0.001": lambda: case(0.001),
@@ -132,6 +141,7 @@ HEALTHY = {
     },
     "no BN": lambda: {"model": nn.Linear(3, 2), "data": [torch.randn(4, 3)]},
     "a new model": lambda: {"model": nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)), "data": [blobs()[0]]},
+    "a new model without its biases": unbiased,
     "six examples": lambda: case(0.1, data=cut(6, 6)),
     "six examples, one by one": lambda: case(0.1, data=cut(6, 1)),
     "batches of one image": pixel_by_pixel,

@@ -48,7 +48,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     new = [norm for norm in subject.norms if norm.is_new]
     if not new:
         return
-    others = any(_measured(norm) for norm in subject.norms)
+    others = any(norm.is_measured for norm in subject.norms)
     stepped = any(state for optimizer in subject.optimizers for state in optimizer.state.values())
     for norm in new:
         reached = _reached(subject, norm)
@@ -76,14 +76,6 @@ def look(subject: Subject) -> Iterator[Finding]:
             batches_tracked=-1 if norm.num_batches_tracked is None else int(norm.num_batches_tracked),
             evaluation_mode=evaluates,
         )
-
-
-def _measured(norm: Norm) -> bool:
-    """Whether a layer's statistics come from data; a mean alone is what a dropped bias leaves in a new layer."""
-    if norm.is_new or norm.running_mean is None or norm.running_var is None or norm.running_var.is_meta:
-        return False
-    counted = norm.num_batches_tracked is not None and int(norm.num_batches_tracked) > 0
-    return counted or bool((norm.running_var != 1).any())
 
 
 def _reached(subject: Subject, norm: Norm) -> bool | None:

@@ -57,7 +57,7 @@ def look(subject: Subject) -> Iterator[Finding]:
         return
     layers = dict(fresh.named_modules())
     for norm in subject.norms:
-        if norm.path not in calibrated.report.paths or norm.is_new:  # that one is BN202's
+        if norm.path not in calibrated.report.paths or not norm.is_measured:  # that one is BN202's
             continue
         gap, far = distance(norm, layers[norm.path]), limits(calibrated, norm.path)
         if gap[0] > far[0] or gap[1] > far[1]:
