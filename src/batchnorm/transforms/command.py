@@ -12,7 +12,6 @@ import typer
 from batchnorm.checkpoints import SUFFIXES, check_suffix, replacing, save_state
 from batchnorm.errors import BatchNormError
 from batchnorm.loading import call_batch, load_batches, load_model, parse_input
-from batchnorm.preserve import in_mode
 from batchnorm.records import Measurement, RecordFile, Report
 from batchnorm.specs import called
 
@@ -166,7 +165,8 @@ def fold(
     from batchnorm.transforms.export import export
     from batchnorm.transforms.fold import fold as fold_model
 
-    network = in_mode(load_model(model, checkpoint, key=key), False)
+    network = load_model(model, checkpoint, key=key)
+    network.eval()
     example = _moved(_example(input, data, _dtype_of(network)), network)
     _try(network, example)
     if out.suffix in PROGRAMS:
