@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import batchnorm as bn
 from batchnorm.preserve import attributes, buffers, hooks, modes, random_states, untouched
 
 X = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
@@ -164,3 +165,22 @@ def test_scripted_modules_pass_through():
     with untouched(nn.Sequential(scripted)):
         scripted(X)
     assert torch.equal(scripted.running_mean, torch.zeros(3))
+
+
+class Returnless(nn.Sequential):
+    """Sets modes in a train() of its own, which returns nothing; eval() then returns nothing either."""
+
+    def train(self, mode=True):
+        super().train(mode)
+
+
+def test_a_model_whose_train_returns_nothing_can_be_checked_and_transformed():
+    torch.manual_seed(0)
+    model = Returnless(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    assert model.eval() is None
+    findings = bn.check(model, data=torch.randn(24, 3).split(8))
+    assert not findings.failed
+    assert {"BN101", "BN202"} <= set(findings.codes)
+    y = model(X)
+    for changed in (bn.drop_bias(model, X)[0], bn.fold(model, X)[0], bn.fix(model, findings)[0]):
+        torch.testing.assert_close(changed(X), y)

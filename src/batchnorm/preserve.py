@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @contextmanager
@@ -28,6 +31,19 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
             stack.enter_context(keep(model))
         stack.enter_context(random_states())
         yield model
+
+
+def in_mode(model: Module, training: bool) -> Module:
+    """Put a model into training or evaluation mode, and return it, also where its own ``train()`` returns nothing.
+
+    >>> in_mode(nn.BatchNorm1d(2), False).training
+    False
+    """
+    if training:
+        model.train()
+    else:
+        model.eval()
+    return model
 
 
 @contextmanager

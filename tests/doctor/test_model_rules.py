@@ -170,6 +170,18 @@ def test_the_average_has_the_variance_of_as_many_batches_as_it_says():
     assert finding.numbers["batches"] == pytest.approx(1 / float(weights.square().sum()), rel=1e-6)
 
 
+def test_a_large_eps_is_compared_with_variances_that_were_measured_only():
+    model = nn.BatchNorm2d(3, 0.8)
+    (new,) = bn.check(model, select=["BN104"])
+    assert "share_below" not in new.numbers
+    assert "below it" not in new.sentence
+    assert "momentum=0.2 " in new.repair
+    model.running_var.copy_(torch.tensor([2.0, 0.1, 0.1]))
+    (measured,) = bn.check(model, select=["BN104"])
+    assert measured.numbers["share_below"] == pytest.approx(2 / 3)
+    assert "67% of the channels" in measured.sentence
+
+
 # ---- BN105
 
 

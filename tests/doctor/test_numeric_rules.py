@@ -108,3 +108,11 @@ def test_padding_is_in_all_channels_also_in_those_that_are_not_looked_at_first(s
     longer = torch.where(torch.arange(20) < 10, torch.randn(20), 0)  # ten positions, five in the other channels
     x[3, 1] = longer.flip(0) if side == "left" else longer
     assert counts_in(x).sum(1).tolist() == [20, 20, 20, 10]
+
+
+def test_a_last_batch_of_one_is_left_out_and_the_other_rules_go_on():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(65, 3)), batch_size=32)
+    findings = bn.check(model, data=loader)
+    assert "BN204" in findings.codes
+    assert not findings.failed

@@ -14,7 +14,7 @@ from batchnorm.doctor.rule import NEEDS
 from batchnorm.doctor.subject import BATCHES, Forward, Subject, first_line
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import check_ready
-from batchnorm.preserve import untouched
+from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Finding
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
 
@@ -111,7 +111,7 @@ def _check_batches(subject: Subject) -> None:
     for number, batch in enumerate(subject.batches, 1):
         with untouched(subject.net), torch.no_grad():
             try:
-                subject.run_batch(subject.net.eval(), batch)
+                subject.run_batch(in_mode(subject.net, False), batch)
             except Exception as error:
                 raise BatchNormError(
                     f"the model raised {type(error).__name__} on batch {number} of the data: {first_line(error)}",

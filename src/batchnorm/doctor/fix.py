@@ -14,6 +14,7 @@ from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.patient import Needed, Patient
 from batchnorm.doctor.subject import Forward
 from batchnorm.errors import BatchNormError, NotEquivalent
+from batchnorm.preserve import in_mode
 from batchnorm.records import Certificate, Change, Finding, Report
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
 from batchnorm.transforms.verify import verify
@@ -110,7 +111,7 @@ def _named(path: str, findings: list[Finding]) -> bool:
 
 
 def _certify(model: nn.Module, patient: Patient, keeps: bool) -> Certificate | None:
-    before, after = copy.deepcopy(model).eval(), copy.deepcopy(patient.model).eval()
+    before, after = in_mode(copy.deepcopy(model), False), in_mode(copy.deepcopy(patient.model), False)
     tolerance = None if keeps else float("inf")
     try:
         return verify(before, after, patient.example, verb="fix", forward=patient.forward, tolerance=tolerance)

@@ -22,7 +22,7 @@ from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.graph import call_with, trace
 from batchnorm.layers.sync import Synchronised
 from batchnorm.nested import fresh, tensors_in
-from batchnorm.preserve import random_states, untouched
+from batchnorm.preserve import in_mode, random_states, untouched
 from batchnorm.transforms.calibrate import Calibrated, calibrate
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -150,7 +150,7 @@ class Subject:
         """The dataflow of one run on the example, in evaluation mode."""
         with untouched(self.net):
             try:
-                return trace(self.net.eval(), self.example, forward=self._forward)
+                return trace(in_mode(self.net, False), self.example, forward=self._forward)
             except BatchNormError:
                 raise
             except Exception as error:

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.run import uses
 from batchnorm.doctor.subject import Subject
-from batchnorm.errors import BatchNormWarning
+from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.layers.sync import Synchronised
 from batchnorm.preserve import untouched
 from batchnorm.transforms.freeze import is_frozen
@@ -41,8 +41,8 @@ def feed(subject: Subject, tallies: Mapping[_BatchNorm, Tally]) -> int:
         for given in inputs:
             try:
                 subject.run(model, given)
-            except ValueError as error:
-                if "more than 1 value per channel" not in str(error):
+            except (ValueError, BatchNormError) as error:  # torch's layers say the first, `observing` the second
+                if not any(words in str(error) for words in ("more than 1 value per channel", "one value per channel")):
                     raise
                 continue
             taken += 1

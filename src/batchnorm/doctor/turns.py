@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.run import Run
 from batchnorm.doctor.watcher import Pass
@@ -20,7 +21,7 @@ REST = 10  # after looking in vain, so many times `every` steps go by
 @dataclass
 class Turn:
     """What one layer was given between two steps of its optimisers: for every call, how many examples, their means and
-    log variances; and how many backward passes came by."""
+    log variances; and how many backward passes came by, whose gradients were not thrown away before the next call."""
 
     calls: list[int] = field(default_factory=list)
     examples: list[int] = field(default_factory=list)
@@ -70,6 +71,8 @@ class Turns:
             yield from self._close(run, seen.path, layer)
             layer.number, layer.now = seen.turn, Turn()
         turn = layer.now
+        if turn.backward and _is_cleared(seen.layer, layer.measuring):
+            turn.backward = 0
         if seen.call and turn.calls and turn.calls[-1] == seen.call:
             return  # a layer that is used several times within a call
         turn.calls.append(seen.call)
@@ -103,6 +106,12 @@ class Turns:
             self._judged = True
             yield path, layer.history
             layer.history, layer.measuring, layer.until = [], False, run.step + REST * run.every
+
+
+def _is_cleared(layer: _BatchNorm, look: bool) -> bool:
+    """Whether a layer that had gradients has none any more: they were not for the step that comes."""
+    own = [p for p in (layer.weight, layer.bias) if p is not None and p.requires_grad]
+    return bool(own) and all(p.grad is None or (look and not bool(p.grad.any())) for p in own)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from batchnorm.graph import call_with
-from batchnorm.preserve import modes, random_states
+from batchnorm.preserve import in_mode, modes, random_states
 from batchnorm.records import Certificate, Change, Measurement, Report
 from batchnorm.transforms.follow import Optimizers, check_changeable, copy_model, follow, several
 from batchnorm.transforms.fuse import fuse
@@ -183,7 +183,12 @@ def _certificates(
     before = copy_model(model)
     with modes(changed):
         outputs = verify(
-            before.eval(), changed.eval(), example, verb="accelerate", forward=forward, tolerance=tolerance
+            in_mode(before, False),
+            in_mode(changed, False),
+            example,
+            verb="accelerate",
+            forward=forward,
+            tolerance=tolerance,
         )
     return outputs, verify_gradients(
         copy_model(model), changed, example, verb="accelerate", forward=forward, tolerance=tolerance
@@ -228,7 +233,7 @@ def mean_square(output: Any) -> Tensor:
 
 def _steps(model: nn.Module, example: Any, run: Forward, loss: Loss) -> Callable[[], None]:
     """A training step of a copy, on a copy of the example."""
-    twin = copy_model(model).train()
+    twin = in_mode(copy_model(model), True)
     learning = [p for p in twin.parameters() if p.requires_grad]
     sgd = torch.optim.SGD(learning, lr=1e-6, momentum=0.9) if learning else None
     given = tree_map(lambda t: t.detach().clone() if isinstance(t, Tensor) else t, example)

@@ -165,7 +165,8 @@ def fold(
     from batchnorm.transforms.export import export
     from batchnorm.transforms.fold import fold as fold_model
 
-    network = load_model(model, checkpoint, key=key).eval()
+    network = load_model(model, checkpoint, key=key)
+    network.eval()
     example = _moved(_example(input, data, _dtype_of(network)), network)
     _try(network, example)
     if out.suffix in PROGRAMS:

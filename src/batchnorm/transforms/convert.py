@@ -20,7 +20,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.graph import call_with, check_forward
 from batchnorm.layers.family import find_brick
 from batchnorm.layers.masked import MaskedBatchNorm
-from batchnorm.preserve import modes
+from batchnorm.preserve import in_mode, modes
 from batchnorm.records import Certificate, Report
 from batchnorm.transforms.bricks import OF_BATCHES, kind_of
 from batchnorm.transforms.exchange import Exchange, shared
@@ -266,7 +266,7 @@ def _trains(model: nn.Module, example: Any, run: Forward) -> bool:
     """Whether an example will do for training: one of a single sample may not."""
     with modes(model):
         try:
-            step(model.train(), example, run)
+            step(in_mode(model, True), example, run)
         except Exception:
             return False
     return True

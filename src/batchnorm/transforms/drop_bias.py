@@ -17,7 +17,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.graph import call_with, trace
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.switches import use_batch_statistics
-from batchnorm.preserve import untouched
+from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.follow import check_changeable
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
@@ -64,9 +64,9 @@ def drop_bias(
     wanted = None if modules is None else _paths(model, modules)
     optimizers = check_optimizers(model, optimizer, "drop_bias")
     lean, memo = copied_with(model, where="drop_bias")
-    before = copied_with(model, where="drop_bias")[0].eval()
+    before = in_mode(copied_with(model, where="drop_bias")[0], False)
     modes = [(module, module.training) for module in lean.modules()]
-    graph = trace(lean.eval(), example, forward=forward)
+    graph = trace(in_mode(lean, False), example, forward=forward)
     changes: list[Change] = []
     left: dict[str, str] = {}
     cancelled: dict[str, str] = {}  # of a BN layer: the layer whose bias it cancelled

@@ -12,6 +12,7 @@ from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
 from batchnorm.layers.batch import _Fast
+from batchnorm.preserve import in_mode
 from batchnorm.records import Change, Report
 from batchnorm.transforms.affine import (
     Affine,
@@ -81,7 +82,7 @@ def fold(
         options = ", ".join(map(repr, LEFTOVERS))
         raise BatchNormError(f"leftovers is {leftovers!r}", where="fold", do=f"use one of {options}")
     stay = frozenset([leave] if isinstance(leave, str) else leave)
-    before = copied_with(model, where="fold")[0].eval()
+    before = in_mode(copied_with(model, where="fold")[0], False)
     folded, _ = copied_with(before, where="fold")
     graph = trace(folded, example, forward=forward, opaque=lambda m: is_norm(m) or is_plain(m))
     work = _Folding(folded, graph, clone)

@@ -16,7 +16,7 @@ from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import call_with, trace
 from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
-from batchnorm.preserve import _HOOKS, modes, untouched
+from batchnorm.preserve import _HOOKS, in_mode, modes, untouched
 from batchnorm.records import Change, Report
 from batchnorm.transforms.follow import Optimizers, check_changeable, copied_with, follow, several
 from batchnorm.transforms.gradients import TOLERANCE, Step, apart, double, few_samples, step, verify_gradients
@@ -156,7 +156,7 @@ class _Fusing:
     def _watch(self) -> Iterator[Graph]:
         for training in (True, False):
             with modes(self.model):
-                yield trace(self.model.train(training), self.example, forward=self.forward)
+                yield trace(in_mode(self.model, training), self.example, forward=self.forward)
 
     # ---- what follows a layer
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.graph import call_with
-from batchnorm.preserve import modes, untouched
+from batchnorm.preserve import in_mode, modes, untouched
 from batchnorm.records import Certificate
 from batchnorm.transforms.verify import dtypes_inside
 
@@ -227,7 +227,7 @@ def _cut(model: nn.Module, example: Any, run: Forward) -> Any:
     if small is not example:
         try:
             with untouched(model), torch.no_grad():
-                run(model.train(), tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, small))
+                run(in_mode(model, True), tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, small))
         except Exception:
             return example
     return small

@@ -19,7 +19,7 @@ from batchnorm.graph import call_with, trace
 from batchnorm.layers.accumulate import Seen
 from batchnorm.layers.family import make_norm
 from batchnorm.layers.normed import Normed, append_norm
-from batchnorm.preserve import untouched
+from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.drop_bias import held_bias, takes_steps
 from batchnorm.transforms.follow import check_changeable
@@ -97,9 +97,9 @@ def insert(
             "weight normalisation is not put behind a layer", where=_HERE, do='use make_norm("weight", of=layer)'
         )
     changed, memo = copied_with(model, where=_HERE)
-    before = copied_with(model, where=_HERE)[0].eval()
+    before = in_mode(copied_with(model, where=_HERE)[0], False)
     modes = [(module, module.training) for module in changed.modules()]
-    graph = trace(changed.eval(), example, forward=forward)
+    graph = trace(in_mode(changed, False), example, forward=forward)
     for module, training in modes:
         module.training = training
     places, left = _places(changed, graph, where, only, after_activation)
@@ -125,7 +125,7 @@ def insert(
         added.append((layer, norms[path]))
     certificate = gradients = None
     if moments is not None:
-        after = copy.deepcopy(changed).eval()
+        after = in_mode(copy.deepcopy(changed), False)
         certificate = verify(
             before, after, example, verb=_HERE, forward=forward, tolerance=tolerance,
             unchanged=lambda path: path.rpartition(".")[0] not in places,

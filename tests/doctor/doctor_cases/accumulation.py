@@ -84,6 +84,21 @@ def siamese(monitor):
             optimizer.zero_grad()
 
 
+def critic(monitor, set_to_none=True):
+    """A critic learns five times as often: what reaches the generator then is cleared before its own step."""
+    generator, judge = network(), nn.Linear(1, 1)
+    steps = {net: torch.optim.SGD(net.parameters(), lr=0.01) for net in (generator, judge)}
+    with monitor({"G": generator, "D": judge}, list(steps.values())):
+        for _ in range(16):
+            for _ in range(5):
+                steps[judge].zero_grad()
+                judge(generator(torch.randn(8, 3))).mean().backward()  # nobody detached the images
+                steps[judge].step()
+            steps[generator].zero_grad(set_to_none=set_to_none)
+            judge(generator(torch.randn(8, 3))).mean().backward()
+            steps[generator].step()
+
+
 SICK_RUNS = {
     "four micro-batches": accumulates,
     "two of sixteen": lambda monitor: accumulates(monitor, 2, 16),
@@ -98,4 +113,6 @@ HEALTHY_RUNS = {
     "sharpness-aware": sharpness_aware,
     "siamese": siamese,
     "a GAN": mixed_forwards.dcgan,
+    "a critic": critic,
+    "a critic, gradients set to zero": lambda monitor: critic(monitor, set_to_none=False),
 }

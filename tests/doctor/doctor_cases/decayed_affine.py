@@ -82,6 +82,9 @@ HEALTHY = {
     "no decay": lambda: trained(lambda m: torch.optim.SGD(m.parameters(), lr=0.1)),
     "param_groups": lambda: trained(lambda m: torch.optim.AdamW(bn.param_groups(m, 0.05), lr=1e-3)),
     "frozen": frozen,
+    "a decay of next to nothing": lambda: trained(
+        lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-3, weight_decay=1e-8, momentum=0.9)
+    ),
     "no gamma": lambda: {
         "model": (model := nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False))),
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-4),

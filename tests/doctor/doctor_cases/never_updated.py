@@ -80,6 +80,13 @@ def only_the_optimiser_knows():
     return {"model": model.train(), "optimizer": optimizer, **DATA()}
 
 
+def new_head():
+    """A trained body with a new head, and an optimiser that has not begun."""
+    body, _ = trained()
+    model = nn.Sequential(*body, nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+    return {"model": model, "optimizer": torch.optim.SGD(model[5:].parameters(), lr=0.1, momentum=0.9), **DATA()}
+
+
 def dcgan():
     """Gammas that begin as random numbers about 1, in a network that nobody has trained."""
     model = network()
@@ -107,6 +114,7 @@ HEALTHY = {
     },
     "the checkpoint of a new model": lambda: {"model": network().state_dict()},
     "random gammas": dcgan,
+    "a new head that is about to learn": new_head,
     "trained": lambda: {"model": trained()[0].eval()},
     "a layer that the example does not reach": lambda: two_heads(example=torch.randn(4, 3)),
     "a layer with no trace of training": two_heads,

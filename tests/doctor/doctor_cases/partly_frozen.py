@@ -38,6 +38,26 @@ class Momentum(nn.Module):
         self.key = copy.deepcopy(self.query)
         self.key.requires_grad_(False)
 
+    def forward(self, x):
+        with torch.no_grad():
+            target = self.key(x)
+        return self.query(x) - target
+
+
+class Detached(Net):
+    """Cuts the gradient behind its backbone, instead of freezing it."""
+
+    def forward(self, x):
+        return self.head(self.backbone(x).detach())
+
+
+class Returnless(Net):
+    """A train() of its own that returns nothing, as many have: eval() returns nothing either."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.backbone[1].eval()
+
 
 class OwnForward(nn.BatchNorm2d):
     def forward(self, x):
@@ -95,6 +115,7 @@ HEALTHY = {
     "all learns": lambda: {"model": Net()},
     "freeze": with_freeze,
     "train() remembers": lambda: in_eval(Remembers(), learn=False),
+    "train() returns nothing": lambda: {"model": returnless(), "example": torch.randn(2, 3, 6, 6)},
     "evaluation": lambda: {"model": no_gradients()["model"].eval()},
     "a momentum encoder": lambda: {"model": Momentum()},
     "a norm without gamma in a model that learns": lambda: {"model": Net(affine=False)},
@@ -104,16 +125,22 @@ HEALTHY = {
 }
 
 
+def returnless():
+    model = Returnless()
+    model.train()
+    return model
+
+
 def half_learning():
     layer = nn.BatchNorm1d(2)
     layer.bias.requires_grad_(False)
     return layer
 
 
-def epochs(monitor, before_epoch, model=None, count=2, validate=True):
+def epochs(monitor, before_epoch, model=None, count=2, validate=True, learns=None):
     """Two epochs of three steps; ``before_epoch(model, epoch)`` sets the modes."""
     model = model or Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD((learns or model).parameters(), lr=0.01)
     with monitor(model, optimizer):
         for epoch in range(count):
             before_epoch(model, epoch)
@@ -155,6 +182,27 @@ def on_purpose(model, epoch):
 def no_gradient(model, epoch):
     model.train()
     model.backbone.requires_grad_(False)
+
+
+def teacher():
+    """A momentum encoder that nobody told not to require gradients."""
+    model = Momentum()
+    model.key.requires_grad_(True)
+    return model
+
+
+def gan(monitor):
+    """The discriminator is held still while the generator learns, and the other way round."""
+    nets = {"G": Net(), "D": nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))}
+    optimizers = {name: torch.optim.SGD(net.parameters(), lr=0.01) for name, net in nets.items()}
+    with monitor(nets, list(optimizers.values())):
+        for _ in range(8):
+            for name, other in (("G", "D"), ("D", "G")):
+                nets[name].requires_grad_(True)
+                nets[other].requires_grad_(False)
+                optimizers[name].zero_grad()
+                nets["D"](nets["G"](torch.randn(4, 3, 6, 6))).square().mean().backward()
+                optimizers[name].step()
 
 
 def alternates(monitor):
@@ -244,6 +292,9 @@ SICK_RUNS = {
     "without validation": lambda monitor: epochs(monitor, once, validate=False),
     "frozen later, thawed by train()": lambda monitor: epochs(monitor, after_the_first, count=3),
     "no gradients": lambda monitor: epochs(monitor, no_gradient),
+    "a gradient that is cut off": lambda monitor: epochs(
+        monitor, lambda model, epoch: model.train(), model=(model := Detached()), learns=model.head
+    ),
 }
 HEALTHY_RUNS = {
     "eval() in every epoch": lambda monitor: epochs(monitor, every),
@@ -263,4 +314,9 @@ HEALTHY_RUNS = {
     'statistics="running", and no train()': lambda monitor: epochs(
         monitor, forgets_train, model=bn.convert(Net(), "frozen")[0], count=3
     ),
+    "a momentum encoder that could learn": lambda monitor: epochs(
+        monitor, lambda model, epoch: model.train(), model=(model := teacher()), learns=model.query
+    ),
+    "a GAN": gan,
+    "train() returns nothing": lambda monitor: epochs(monitor, lambda model, epoch: model.train(), model=Returnless()),
 }

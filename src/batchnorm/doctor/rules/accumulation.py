@@ -3,7 +3,8 @@
 ## What it does
 Counts the backward passes and the updates of the running statistics between two optimiser steps, and says how many
 examples BN normalises together and what the momentum comes to. Calls on data of different kinds are BN303's; a batch
-that is shown twice (as sharpness-aware optimisers do) and closures that the optimiser calls (LBFGS) are none.
+that is shown twice (as sharpness-aware optimisers do), closures that the optimiser calls (LBFGS) and backward passes
+whose gradients are cleared before the step (a generator's, while its critic trains) are none.
 
 ## Why is this bad?
 The gradient is that of the large batch, but each micro-batch is normalised by its own moments, as noisy as it is small;

@@ -48,6 +48,7 @@ from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.preserve import in_mode
 from batchnorm.records import Finding
 
 BATCHES = 32  # whose classes are counted before one judges
@@ -115,7 +116,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     if factor < SPREAD or sure < SURE or not subject.layers:
         return
     means = {path: Means() for path, _ in subject.layers}
-    model = copy.deepcopy(subject.net).train()
+    model = in_mode(copy.deepcopy(subject.net), True)
 
     def see(path: str) -> Callable[..., None]:
         def hook(module: nn.Module, given: tuple[Any, ...]) -> None:

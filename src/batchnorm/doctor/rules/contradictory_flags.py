@@ -52,6 +52,7 @@ from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.layers.batch import _Fast
+from batchnorm.preserve import in_mode
 from batchnorm.records import Change, Finding, Report
 from batchnorm.transforms.freeze import _OURS
 
@@ -139,7 +140,7 @@ def _inputs(subject: Subject, layer: _NormBase) -> list[Tensor]:
     if subject.example is not None:
         wanted = lambda module: module is layer  # noqa: E731
         with subject.looking(lambda _, __, given, ___: seen.extend(given[:1]), wanted) as model:
-            subject.run(model.eval(), subject.example)
+            subject.run(in_mode(model, False), subject.example)
     return [x for x in seen if isinstance(x, Tensor) and x.dim() > 1 and not x.is_meta]
 
 

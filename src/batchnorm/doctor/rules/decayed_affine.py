@@ -46,6 +46,7 @@ from batchnorm.optim import _NORMS
 from batchnorm.records import Change, Finding, Report
 
 FAST = 500  # steps within which decay alone would halve gamma: then it is more than a matter of taste
+NEVER = 10_000_000  # steps: no training is so long
 
 
 def look(subject: Subject) -> Iterator[Finding]:
@@ -62,6 +63,8 @@ def look(subject: Subject) -> Iterator[Finding]:
                 which = " and ".join(sorted((_word(names[id(p)]) for p in decayed), reverse=True))
                 size = sum(p.numel() for p in decayed)
                 steps = _half_life(group)
+                if steps is not None and steps > NEVER:
+                    continue
                 halved = f": alone it would halve them in {steps:,} steps" if steps else ""
                 kind = type(optimizer).__name__
                 scheduled = "initial_lr" in group
@@ -101,7 +104,7 @@ def _half_life(group: dict[str, Any]) -> int | None:
     >>> _half_life({"lr": 0.1, "weight_decay": 1e-2})
     693
     """
-    rate = float(group.get("lr", 0.0)) * _decay(group)
+    rate = max(float(group.get("lr", 0.0)), float(group.get("initial_lr", 0.0))) * _decay(group)
     if "betas" in group and not group.get("decoupled_weight_decay", True):
         return None  # Adam divides the decay, with the gradient, by the gradient's size
     rate /= 1.0 - float(group.get("momentum") or 0.0)

@@ -44,7 +44,7 @@ from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import uses
 from batchnorm.doctor.subject import Subject
 from batchnorm.layers.batch import _Fast
-from batchnorm.preserve import random_states
+from batchnorm.preserve import in_mode, random_states
 from batchnorm.records import Change, Finding, Report
 
 GROUP = 16  # channels, as in the paper of group normalisation
@@ -60,7 +60,7 @@ def look(subject: Subject) -> Iterator[Finding]:
             seen.setdefault(module, (path, given[0].detach().clone()))
 
     with subject.looking(note, lambda module: isinstance(module, kinds)) as model:
-        subject.run(model.eval(), subject.example)
+        subject.run(in_mode(model, False), subject.example)
     for module, (path, x) in seen.items():
         if isinstance(module, (_BatchNorm, _InstanceNorm)):
             yield from _of_training(subject, path, module, x)

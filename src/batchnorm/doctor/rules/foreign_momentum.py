@@ -38,6 +38,7 @@ and is not changed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -53,10 +54,11 @@ LARGE_EPS = 0.01  # ten times the largest that frameworks have as a default
 
 def look(subject: Subject) -> Iterator[Finding]:
     """Look at the two numbers of every layer."""
-    for path, layer in subject.layers:
-        if layer.momentum is not None and uses(layer, training=True)[1]:
-            yield from _momentum(path, float(layer.momentum))
-        yield from _eps(path, layer)
+    for norm in subject.norms:
+        assert norm.layer is not None
+        if norm.layer.momentum is not None and uses(norm.layer, training=True)[1]:
+            yield from _momentum(norm.path, float(norm.layer.momentum))
+        yield from _eps(norm.path, norm.layer, norm.is_new)
 
 
 def _momentum(path: str, momentum: float) -> Iterator[Finding]:
@@ -87,7 +89,7 @@ def _momentum(path: str, momentum: float) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _eps(path: str, layer: _BatchNorm) -> Iterator[Finding]:
+def _eps(path: str, layer: _BatchNorm, new: bool) -> Iterator[Finding]:
     eps, var = float(layer.eps), layer.running_var
     if eps < 0.0 or (eps == 0.0 and uses(layer, training=True)[0]):
         yield RULE.found(
@@ -97,16 +99,18 @@ def _eps(path: str, layer: _BatchNorm) -> Iterator[Finding]:
             severity="error", fix="none", eps=eps,
         )  # fmt: skip
     elif eps >= LARGE_EPS:
-        known = var is not None and not var.is_meta
+        known = var is not None and not var.is_meta and not new
         small = float((var.detach() < eps).double().mean()) if known and var is not None else 0.0
-        swapped = "; was it meant as the momentum, the third argument" if eps >= 0.05 else ""
+        below = f", and {small:.0%} of the channels have a variance below it" if known else ""
+        swapped = "; a momentum has to be named, the second argument is eps" if 0.05 <= eps < 1.0 else ""
+        kerass = f" (Keras's momentum of {eps:g} is momentum={1 - eps:.4g} here)" if 0.5 <= eps < 1.0 else ""
         shrinks = 1 - (1 + eps) ** -0.5
+        numbers: dict[str, Any] = {"share_below": small} if known else {}
         yield RULE.found(
             path,
-            f"eps is {eps:g}: a channel of variance 1 is shrunk by {shrinks:.0%}, "
-            f"and {small:.0%} of the channels have a variance below it",
-            f"eps=1e-5, torch's default{swapped}",
-            severity="warning", fix="none", eps=eps, shrinks=shrinks, share_below=small,
+            f"eps is {eps:g}: a channel of variance 1 is shrunk by {shrinks:.0%}{below}",
+            f"eps=1e-5, torch's default{swapped}{kerass}",
+            severity="warning", fix="none", eps=eps, shrinks=shrinks, **numbers,
         )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.layers.sync import Synchronised
-from batchnorm.preserve import random_states, untouched
+from batchnorm.preserve import in_mode, random_states, untouched
 from batchnorm.records import Change, Finding, Report
 from batchnorm.transforms.convert import convert
 
@@ -123,7 +123,7 @@ def _inputs(subject: Subject, before: nn.Module, layers: list[_BatchNorm]) -> di
         for layer in layers:
             layer.register_forward_hook(note)
         try:
-            subject.run(before.eval(), subject.example)
+            subject.run(in_mode(before, False), subject.example)
         except Exception:  # it takes other inputs: random ones do
             seen.clear()
     return seen

@@ -58,6 +58,8 @@ def look(subject: Subject) -> Iterator[Finding]:
         if not why and others:
             if not reached:  # it has no trace of training, and nobody says that it is called
                 continue
+            if norm.layer is not None and norm.layer.training and subject.optimizers and not stepped:
+                continue  # a new head on a trained body, and an optimiser that is about to begin
             why = "other layers have statistics, and the example reaches this one"
         if not why and stepped:
             why = "the optimiser has stepped"

@@ -4,7 +4,8 @@
 Finds BN layers in training mode whose gamma and beta do not learn (``requires_grad`` is off) but whose running
 statistics do, and layers in evaluation mode inside a model in training mode: it calls ``model.train()``, as every epoch
 does, and looks whether they stay frozen. While training runs, it notices a layer that was frozen by ``eval()`` for some
-steps, and is not any more; and the other half: a model that trained in training mode, was put into evaluation mode to
+steps, and is not any more; one that nothing trains, as no optimiser has its parameters and no gradient reaches it; and
+the other half: a model that trained in training mode, was put into evaluation mode to
 validate, and trains on in it, so that gamma, beta and weights learn and the statistics stand still. Layers that are in
 evaluation mode from the first step on, or while the model itself is in training mode, are frozen on purpose.
 
@@ -34,12 +35,13 @@ changes training. Both go through `batchnorm.freeze`, which leaves subclasses of
 ## References
 - pytorch/pytorch#86590
 - Lightning-AI/pytorch-lightning#15062
+- yunjey/pytorch-tutorial, image_captioning (features without gradients, statistics that move)
 - lightly-ai/lightly#1438 (the same, on purpose: a momentum encoder, which is not reported)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -57,6 +59,7 @@ from batchnorm.transforms.freeze import _why_not, freeze
 _REPAIR = "bn.freeze(model, modules) freezes statistics, gamma and beta, and survives train()"
 ON = "call model.train() after the validation; bn.freeze(model, modules) if the statistics are to stand still"
 FORGOTTEN = 3  # steps in a row of a model in evaluation mode
+UNLEARNT = 3  # steps in a row: a GAN's discriminator is held still in the generator's steps, and learns in its own
 STEPS = 2  # of which a layer has to be frozen before its thaw counts: loops that alternate modes do so every step
 
 
@@ -107,30 +110,40 @@ def _count(layer: _BatchNorm) -> int:
     return 0 if layer.num_batches_tracked.is_meta else int(layer.num_batches_tracked)
 
 
-def _is_meant_frozen(model: nn.Module, path: str, layer: _BatchNorm) -> bool:
+Learns = Callable[[nn.Parameter], bool]
+
+
+def _requires_grad(parameter: nn.Parameter) -> bool:
+    return parameter.requires_grad
+
+
+def _is_meant_frozen(model: nn.Module, path: str, layer: _BatchNorm, learns: Learns = _requires_grad) -> bool:
     own = _affine(layer)
-    if any(p.requires_grad for p in own):
+    if any(learns(p) for p in own):
         return False
     modules = dict(model.named_modules())
     around = [path.rpartition(".")[0]] if path else []
     while around and around[-1]:
         around.append(around[-1].rpartition(".")[0])
-    frozen = [name for name in around if _is_frozen(modules[name])]
+    frozen = [name for name in around if _is_frozen(modules[name], learns)]
     if not own and not [name for name in frozen if name]:
         return False  # nothing of it could learn, and nothing else says that it is meant to be frozen
-    return not any(_has_twin(model, modules[name]) for name in frozen if name)
+    return not any(_has_twin(model, modules[name], learns) for name in frozen if name)
 
 
-def _is_frozen(module: nn.Module) -> bool:
+def _is_frozen(module: nn.Module, learns: Learns) -> bool:
     parameters = list(module.parameters())
-    return bool(parameters) and not any(p.requires_grad for p in parameters)
+    return bool(parameters) and not any(learns(p) for p in parameters)
 
 
-def _has_twin(model: nn.Module, frozen: nn.Module) -> bool:
+def _has_twin(model: nn.Module, frozen: nn.Module, learns: Learns) -> bool:
     """Whether another module of the same make learns: then this one is its teacher or momentum encoder."""
     shapes = _shapes(frozen)
     return any(
-        other is not frozen and type(other) is type(frozen) and not _is_frozen(other) and _shapes(other) == shapes
+        other is not frozen
+        and type(other) is type(frozen)
+        and not _is_frozen(other, learns)
+        and _shapes(other) == shapes
         for other in model.modules()
     )
 
@@ -197,7 +210,8 @@ class _Watcher(Watcher):
         self.ever: set[str] = set()  # layers whose statistics moved before
         self.validated = False  # since the last step
         self.learns: bool | None = None
-        self.meant: dict[str, bool] = {}  # layers without gradients: frozen, or followers of another that learns
+        self.learning: set[str] = set()  # since the last step: layers that ran with gamma or beta to learn
+        self.still: dict[str, int] = {}  # steps in a row in which statistics moved, and nothing of the layer learnt
         self.forgotten = _Forgotten()
 
     def on_begin(self, run: Run) -> Iterator[Finding]:
@@ -232,13 +246,8 @@ class _Watcher(Watcher):
                 _REPAIR,
                 fix="none", step=run.step, steps_frozen=steps, call=run.call,
             )  # fmt: skip
-        elif _affine(layer) and not learns and self._trains(run.model) and self._is_meant(run.model, path, layer):
-            yield RULE.found(
-                path,
-                "its gamma and beta do not learn, but its running statistics move with every training batch",
-                _REPAIR,
-                fix="none", step=run.step, call=run.call, values=seen.values,
-            )  # fmt: skip
+        if learns:
+            self.learning.add(path)
         self.moved.add(path)
 
     def on_backward(self, run: Run, path: str) -> Iterator[Finding]:
@@ -247,18 +256,41 @@ class _Watcher(Watcher):
 
     def on_step(self, run: Run) -> Iterator[Finding]:
         yield from self.forgotten.stepped(run)
+        for path in sorted(self.moved):
+            yield from self._unlearnt(run, path, run.layers[path])
         for path in self.moved:
             self.frozen.pop(path, None)
         for path, learns in self.held.items():
             if path not in self.moved:
                 self.frozen[path] = (self.frozen.get(path, (0, learns))[0] + 1, learns)
         self.ever |= self.moved
-        self.held, self.moved, self.validated, self.learns = {}, set(), False, None
+        self.held, self.moved, self.learning, self.validated, self.learns = {}, set(), set(), False, None
 
-    def _is_meant(self, model: nn.Module, path: str, layer: _BatchNorm) -> bool:
-        if path not in self.meant:
-            self.meant[path] = _is_meant_frozen(model, path, layer)
-        return self.meant[path]
+    def _unlearnt(self, run: Run, path: str, layer: _BatchNorm) -> Iterator[Finding]:
+        own = _affine(layer)
+        learns: Learns = _requires_grad
+        if path in self.learning:
+            if not run.optimizers or any(p.grad is not None for p in own):
+                self.still[path] = 0
+                return
+            held = {id(p) for optimizer in run.optimizers for group in optimizer.param_groups for p in group["params"]}
+            learns = lambda p: p.requires_grad and id(p) in held  # noqa: E731
+        if not own or any(learns(p) for p in own) or not self._trains(run.model):
+            self.still[path] = 0
+            return
+        self.still[path] = self.still.get(path, 0) + 1
+        if self.still[path] == UNLEARNT and _is_meant_frozen(run.model, path, layer, learns):
+            why = (
+                "its gamma and beta do not learn"
+                if learns is _requires_grad
+                else ("no gradient reaches it, and the optimiser has none of its parameters")
+            )
+            yield RULE.found(
+                path,
+                f"{why}, but its running statistics move with every training batch",
+                _REPAIR,
+                fix="none", step=run.step, call=run.call, steps=UNLEARNT,
+            )  # fmt: skip
 
     def _trains(self, model: nn.Module) -> bool:
         if self.learns is None:

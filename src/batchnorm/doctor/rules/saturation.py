@@ -45,6 +45,7 @@ from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import Watcher
 from batchnorm.nested import tensors_in
+from batchnorm.preserve import in_mode
 from batchnorm.records import Finding, Report
 from batchnorm.transforms.insert import insert
 
@@ -63,7 +64,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     run = subject.run_batch if subject.batches else subject.run
     found: list[Signal] = []
     for training in (True, False):
-        model = copy.deepcopy(subject.net).train(training)
+        model = in_mode(copy.deepcopy(subject.net), training)
         found.clear()
         try:
             with torch.no_grad(), Listening(model, found.append):

@@ -41,6 +41,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.graph import trace
+from batchnorm.preserve import in_mode
 from batchnorm.records import Finding
 from batchnorm.transforms.affine import CONVOLUTIONS, LINEAR, TRANSPOSED, is_norm, is_plain
 from batchnorm.transforms.fold import _Folding
@@ -54,7 +55,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     norms = {path: m for path, m in model.named_modules() if is_norm(m) and (subject.purpose or not m.training)}
     if not norms:
         return
-    copied = copy.deepcopy(model).eval()
+    copied = in_mode(copy.deepcopy(model), False)
     work = _Folding(copied, trace(copied, subject.example, forward=subject._forward, opaque=_one_call), clone=True)
     work.run(frozenset())
     for path, reason in work.left.items():

@@ -44,6 +44,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from batchnorm.dataflow import Call, Graph
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
+from batchnorm.preserve import in_mode
 from batchnorm.records import Finding
 from batchnorm.transforms.insert import _ACTIVATION_MODULES, _ACTIVATIONS
 
@@ -174,7 +175,7 @@ def _inputs(subject: Subject, wanted: set[Any]) -> dict[Any, Tensor]:
             seen.setdefault(module, given[0].double())
 
     with subject.looking(note, lambda module: module in wanted) as model:
-        subject.run(model.eval(), subject.example)
+        subject.run(in_mode(model, False), subject.example)
     return seen
 
 

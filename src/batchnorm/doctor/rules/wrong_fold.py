@@ -44,7 +44,7 @@ from batchnorm.doctor.subject import Subject
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
 from batchnorm.nested import tensors_in
-from batchnorm.preserve import untouched
+from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Change, Finding, Report
 from batchnorm.transforms.affine import is_norm
 from batchnorm.transforms.fold import fold
@@ -100,7 +100,7 @@ def _layers(
 ) -> Iterator[tuple[str, str, float]]:
     """For every BN layer that is gone: the layer in front of it, and how far that is from what both made together."""
     with untouched(before):
-        graph = trace(before.eval(), subject.example, forward=subject._forward)
+        graph = trace(in_mode(before, False), subject.example, forward=subject._forward)
     pairs: dict[str, str] = {}
     for norm in gone:
         calls = graph.of(norm)
@@ -111,7 +111,7 @@ def _layers(
     given: dict[str, Tensor] = {}
     expected: dict[str, Tensor] = {}
     with untouched(before), torch.no_grad():
-        modules = dict(before.eval().named_modules())
+        modules = dict(in_mode(before, False).named_modules())
         for path, norm in pairs.items():
             modules[path].register_forward_hook(
                 lambda m, args, y, path=path: given.__setitem__(path, args[0].clone()) if args else None  # type: ignore[misc]

@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
 from batchnorm.nested import fresh
-from batchnorm.preserve import untouched
+from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Measurement
 
 
@@ -138,7 +138,7 @@ def _lengths(layer: nn.Module) -> Tensor:
 def _pairs(model: nn.Module, example: Any, layers: Sequence[str] | None) -> dict[str, tuple[nn.Module, _BatchNorm]]:
     """The BN layers whose input a linear layer alone makes."""
     with untouched(model):
-        graph = trace(model.eval(), example)
+        graph = trace(in_mode(model, False), example)
     found: dict[str, tuple[nn.Module, _BatchNorm]] = {}
     for call in graph.calls:
         source = graph.producer(call.inputs[0]) if call.inputs else None
