@@ -184,3 +184,37 @@ def test_a_model_whose_train_returns_nothing_can_be_checked_and_transformed():
     y = model(X)
     for changed in (bn.drop_bias(model, X)[0], bn.fold(model, X)[0], bn.fix(model, findings)[0]):
         torch.testing.assert_close(changed(X), y)
+
+
+class Follower(nn.Module):
+    """A momentum encoder: calling the model moves the second network, whichever way its author writes that."""
+
+    def __init__(self, follow):
+        super().__init__()
+        self.leader, self.second, self.follow = nn.Linear(3, 3), nn.Linear(3, 3), follow
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        for mine, theirs in zip(self.second.parameters(), self.leader.parameters(), strict=True):
+            self.follow(mine, theirs.detach())
+        return self.norm(self.leader(x) - self.second(x))
+
+
+FOLLOW = {
+    "in place": lambda mine, theirs: mine.data.mul_(0.9).add_(theirs, alpha=0.1),
+    "a new tensor": lambda mine, theirs: setattr(mine, "data", 0.9 * mine.data + 0.1 * theirs),
+}
+
+
+@pytest.mark.parametrize("look", [bn.trace, bn.check, lambda model, x: bn.check(model, x, data=[x, x])])
+@pytest.mark.parametrize("follow", FOLLOW.values(), ids=FOLLOW)
+def test_a_model_that_changes_itself_is_left_as_it_was(follow, look):
+    torch.manual_seed(0)
+    model, x = Follower(follow), torch.randn(8, 3)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    places = [parameter.data_ptr() for parameter in model.parameters()]
+    look(model, x)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert [parameter.data_ptr() for parameter in model.parameters()] == places
+    model(x)
+    assert not torch.equal(before["second.weight"], model.second.weight)

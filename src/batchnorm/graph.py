@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from batchnorm.dataflow import Call, Graph, Value
 from batchnorm.errors import BatchNormError
 from batchnorm.nested import fresh, tensors_in
-from batchnorm.preserve import untouched
+from batchnorm.preserve import parameters, untouched
 
 # Questions about a tensor, not computations with it. What gives numbers to Python (item, tolist, numpy) is a reader.
 _LOOKS = frozenset(
@@ -71,13 +71,14 @@ def trace(
     ``torch.nn`` without submodules, or a scripted one, is one call, and what happens inside is not looked at;
     ``opaque`` says of which others the same holds (by default, those that are batch norm).
 
-    The model runs in the mode it is in, without gradients; buffers, modes, hooks, attributes and random states are put
-    back, also if it raises. Every tensor of the run is kept until it ends, so it takes the memory of a training step.
+    The model runs in the mode it is in, without gradients; parameters, buffers, modes, hooks, attributes and random
+    states are put back, also if it raises. Every tensor of the run is kept until it ends, so it takes the memory of a
+    training step.
     """
     check_ready(model, "trace")
     check_forward(forward, "trace")
     recorder = _Recorder(model, opaque or _is_norm)
-    with torch.inference_mode(False), torch.no_grad(), untouched(model), recorder.hooked():
+    with torch.inference_mode(False), torch.no_grad(), parameters(model), untouched(model), recorder.hooked():
         given = fresh(example)
         recorder.inputs(given)
         with recorder:

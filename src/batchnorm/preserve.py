@@ -24,7 +24,8 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
     >>> layer.running_mean, int(layer.num_batches_tracked)
     (tensor([0., 0.]), 0)
 
-    A parameter keeps its place and its memory; one that is written into, as no forward should, keeps what was written.
+    A parameter keeps its place and its memory; what a forward writes into it, as that of a momentum encoder does, is
+    for `parameters` to put back, which copies all of them.
     """
     with ExitStack() as stack:
         for keep in (attributes, buffers, modes, hooks):
@@ -87,6 +88,25 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape:
         return False
     return bool(torch.equal(a, b)) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+@contextmanager
+def parameters(model: nn.Module) -> Iterator[None]:
+    """Put the numbers of every parameter back.
+
+    >>> layer = nn.BatchNorm1d(1)
+    >>> with parameters(layer):
+    ...     layer.weight.data.mul_(0.9)
+    tensor([0.9000])
+    >>> float(layer.weight.detach())
+    1.0
+    """
+    before = [(own, own.data, own.detach().clone()) for own in model.parameters() if not own.is_meta]
+    try:
+        yield
+    finally:
+        for _, memory, value in before:
+            _put_back(memory, value)
 
 
 @contextmanager

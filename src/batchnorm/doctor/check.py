@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,11 +11,11 @@ from torch import Tensor, nn
 
 from batchnorm.doctor.codes import chosen
 from batchnorm.doctor.findings import Findings
-from batchnorm.doctor.rule import NEEDS
+from batchnorm.doctor.rule import NEEDS, Rule
 from batchnorm.doctor.subject import BATCHES, Forward, Subject, first_line
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import check_ready
-from batchnorm.preserve import in_mode, untouched
+from batchnorm.preserve import in_mode, parameters, untouched
 from batchnorm.records import Finding
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
 
@@ -82,6 +83,12 @@ def check(
         raise BatchNormError(
             f"this is a {type(model).__name__}", where="check", do="give an nn.Module, or the state_dict of one"
         )
+    with nullcontext() if subject.model is None else parameters(subject.model):
+        return _looked(subject, rules)
+
+
+def _looked(subject: Subject, rules: Mapping[str, Rule]) -> Findings:
+    """Let every rule look that can."""
     found: list[Finding] = []
     skipped: dict[str, str] = {}
     failed: dict[str, str] = {}
