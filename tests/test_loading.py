@@ -373,6 +373,7 @@ def test_inputs():
         ("", "no input given"),
         (" ; ", "no input given"),
         ("8,,3", "the input '8,,3' is not sizes such as 8,3,224,224 or 8,128:int64<1000; write sizes"),
+        ("0,3,8,8", "the input '0,3,8,8' has no elements; give sizes from 1 up"),
         ("eight", "the input 'eight' is not sizes"),
         ("8,-3", "the input '8,-3' is not sizes"),
         ("8:floaty", "the input '8:floaty' is not sizes"),

@@ -218,3 +218,18 @@ def test_a_model_that_changes_itself_is_left_as_it_was(follow, look):
     assert [parameter.data_ptr() for parameter in model.parameters()] == places
     model(x)
     assert not torch.equal(before["second.weight"], model.second.weight)
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.matrix = nn.BatchNorm1d(3), nn.Parameter(torch.eye(3).to_sparse())
+
+    def forward(self, x):
+        return self.norm(torch.sparse.mm(self.matrix, x.t()).t())
+
+
+def test_sparse_parameters_are_no_obstacle():
+    assert not bn.check(Sparse()).failed
+    assert [call.name for call in bn.trace(Sparse(), X).calls][-1] == "norm"
+    assert not bn.check(Sparse(), X)

@@ -32,6 +32,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _32 = torch.float32
 _compiling, _tracing = torch.compiler.is_compiling, torch._C._get_tracing_state
 _transforming, _dispatching = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by a transform that may have ended: without memory
 _LANES = 16  # the widest vector; a tensor smaller than that is not worth a kernel
 
 
@@ -245,6 +246,7 @@ def _serves(
         _compiling()
         or _tracing() is not None  # before any size is read: a tracer's sizes are tensors
         or type(x) not in _PLAIN
+        or _wrapped(x)
         or not x.is_cpu
         or dtype not in CODES
         or x.dim() < 2
@@ -260,11 +262,16 @@ def _serves(
             tensor.shape != size
             or ((kind := tensor.dtype) is not _32 and kind is not dtype)
             or type(tensor) not in _PLAIN
+            or _wrapped(tensor)
             or not tensor.is_cpu
         ):
             return False
     if residual is not None and (
-        residual.shape != shape or residual.dtype is not dtype or type(residual) not in _PLAIN or not residual.is_cpu
+        residual.shape != shape
+        or residual.dtype is not dtype
+        or type(residual) not in _PLAIN
+        or _wrapped(residual)
+        or not residual.is_cpu
     ):
         return False
     # A sample fills a vector, whatever its instruction set; and an empty or single-row batch is torch's business.

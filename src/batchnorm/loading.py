@@ -72,6 +72,8 @@ def parse_input(text: str, *, dtype: torch.dtype | None = None, seed: int = 0) -
                 f"the input {part!r} is not sizes such as 8,3,224,224 or 8,128:int64<1000",
                 do="write sizes, then :dtype if it is not float32, then <N for whole numbers below N",
             )
+        if 0 in sizes:
+            raise BatchNormError(f"the input {part!r} has no elements", do="give sizes from 1 up")
         kind = kind or dtype or torch.float32
         if found["below"] and (kind.is_floating_point or kind.is_complex or kind is torch.bool):
             raise BatchNormError(f"the input {part!r} has <{found['below']}, which only whole numbers can have")

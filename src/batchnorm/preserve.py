@@ -61,7 +61,7 @@ def buffers(model: nn.Module) -> Iterator[None]:
     values: dict[int, tuple[Tensor, Tensor]] = {}
     for _, own in before:
         for tensor in own.values():
-            if tensor is not None and id(tensor) not in values and not tensor.is_meta:
+            if tensor is not None and id(tensor) not in values and _has_memory(tensor):
                 values[id(tensor)] = (tensor, tensor.detach().clone())
     try:
         yield
@@ -74,6 +74,11 @@ def buffers(model: nn.Module) -> Iterator[None]:
             # A kernel may write without counting versions, so the values are looked at. What did not change is not
             # written to: it may be waiting for a backward pass, which would complain.
             _put_back(tensor, value)
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Whether there are numbers at an address: not so of meta tensors, nor of sparse ones."""
+    return not tensor.is_meta and tensor.layout is torch.strided
 
 
 def _put_back(tensor: Tensor, value: Tensor) -> None:
@@ -101,11 +106,11 @@ def parameters(model: nn.Module) -> Iterator[None]:
     >>> float(layer.weight.detach())
     1.0
     """
-    before = [(own, own.data, own.detach().clone()) for own in model.parameters() if not own.is_meta]
+    before = [(own.data, own.detach().clone()) for own in model.parameters() if _has_memory(own)]
     try:
         yield
     finally:
-        for _, memory, value in before:
+        for memory, value in before:
             _put_back(memory, value)
 
 
@@ -128,7 +133,7 @@ def attributes(model: nn.Module) -> Iterator[None]:
         for module in model.modules()
         if not isinstance(module, torch.jit.ScriptModule)
     ]
-    memory = [(parameter, parameter.data) for parameter in model.parameters()]
+    memory = [(parameter, parameter.data) for parameter in model.parameters() if _has_memory(parameter)]
     plain = [t for _, _, own, _ in before for t in own.values() if isinstance(t, Tensor)]
     values = [(tensor, tensor.detach().clone()) for tensor in plain]
     try:

@@ -1,6 +1,7 @@
 """Whatever autograd is asked to do around the layer, it does as around torch's."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -196,7 +197,14 @@ def test_checkpoint(reentrant, last, path):
     same_buffers(ours, stock)  # torch's, too, moves twice: checkpoint runs the forward pass twice
 
 
+def backwards(tensor):
+    """The same numbers, with the last dimension first in memory."""
+    order = tuple(reversed(range(tensor.dim())))
+    return tensor.detach().permute(order).contiguous().permute(order)
+
+
 HOOKS = {
+    "transposed": lambda: torch.autograd.graph.saved_tensors_hooks(backwards, lambda t: t),
     "save_on_cpu": lambda: torch.autograd.graph.save_on_cpu(),
     "other_strides": lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t.contiguous(), lambda t: t),
     "through_numpy": lambda: torch.autograd.graph.saved_tensors_hooks(
@@ -219,6 +227,18 @@ def test_hooks_on_saved_tensors(hooks, last, activation, path):
         with HOOKS[hooks]():
             y = run(leaf)
         results.append(torch.autograd.grad(y.pow(2).sum(), leaf)[0])
+    same(results[1], results[0])
+
+
+def test_hooks_on_a_saved_mask(path):
+    layer, x = bn.BatchNorm2d(24), example(2)
+    mask, dy = torch.rand(x.shape[0], *x.shape[2:]) < 0.7, example(2)
+    results = []
+    for hooks in (nullcontext(), HOOKS["transposed"]()):
+        leaf = x.clone().requires_grad_()
+        with hooks:
+            y = layer(leaf, mask=mask)
+        results.append(torch.autograd.grad(y, leaf, dy)[0])
     same(results[1], results[0])
 
 

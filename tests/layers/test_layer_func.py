@@ -206,3 +206,24 @@ def test_the_kernel_stays_out(transformed, kernel_calls):
     assert not kernel_calls
     bn.functional.batch_norm(x, None, None, training=True)
     assert len(kernel_calls) == 1
+
+
+@pytest.mark.parametrize("place", ["input", "weight", "residual", "gradient"])
+@pytest.mark.parametrize("recording", [True, False], ids=["graph", "no_grad"])
+def test_tensors_that_outlived_a_transform(place, recording, path):
+    """Such a tensor looks like any other, and has no memory of its own."""
+    kept = []
+    values = torch.randn(24) if place == "weight" else torch.randn(6, 24, 5, 5)
+    grad(lambda w: (kept.append(w * 1), (w * w).sum())[1])(values)
+    layer, x = bn.BatchNorm2d(24), torch.randn(6, 24, 5, 5, requires_grad=True)
+    results = []
+    with torch.set_grad_enabled(recording):
+        for tensor in (values, kept[0]):
+            if place == "weight":
+                del layer.weight
+                layer.weight = tensor
+            y = layer(tensor if place == "input" else x, residual=tensor if place == "residual" else None)
+            if place == "gradient" and recording:
+                (y,) = torch.autograd.grad(y, x, tensor)
+            results.append(y.detach())
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)

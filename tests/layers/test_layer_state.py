@@ -160,3 +160,27 @@ def test_a_model_of_stock_layers_loads_a_model_of_ours(dims, path):
     theirs.load_state_dict(mine.state_dict(), strict=True)
     same_buffers(mine, theirs)
     torch.testing.assert_close(theirs.eval()(x), mine.eval()(x), rtol=1e-4, atol=1e-5)
+
+
+@DIMS
+@pytest.mark.parametrize("frozen", [False, True], ids=["eval", "no update"])
+def test_without_the_counter_nothing_that_does_not_count_fails(dims, frozen, path):
+    layer, x = randomise(OURS[dims](24)), example(dims)
+    layer.update = False if frozen else None
+    layer.train(frozen)
+    expected = layer(x)
+    del layer.num_batches_tracked
+    assert torch.equal(layer(x), expected)
+
+
+def test_what_a_class_or_an_instance_says_goes_before_what_is_registered(path):
+    class Doubled(bn.BatchNorm2d):
+        weight = property(lambda self: self._parameters["weight"] * 2)
+
+    layer, x = randomise(bn.BatchNorm2d(24)).eval(), torch.randn(4, 24, 5, 5)
+    plain = layer(x) - layer.bias.view(1, -1, 1, 1)
+    layer.__class__ = Doubled
+    torch.testing.assert_close(layer(x) - layer.bias.view(1, -1, 1, 1), 2 * plain, rtol=1e-4, atol=1e-5)
+    layer.__class__ = bn.BatchNorm2d
+    layer.__dict__["weight"] = 3 * layer._parameters["weight"].detach()
+    torch.testing.assert_close(layer(x) - layer.bias.view(1, -1, 1, 1), 3 * plain, rtol=1e-4, atol=1e-5)

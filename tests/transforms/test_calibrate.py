@@ -144,7 +144,7 @@ def test_reused_unused_and_frozen_layers_and_any_call():
     assert int(better.twice.num_batches_tracked) == 4
     assert (calibrated.batches, calibrated.samples) == (2, 10)
     assert calibrated.report.left == {
-        "never": "these batches did not reach it",
+        "never": "no batch of finite numbers reached it",
         "frozen": "it is frozen",
         "none": "it has no running statistics: it uses each batch's own anyway",
     }

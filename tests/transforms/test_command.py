@@ -330,6 +330,14 @@ def test_a_bad_input_is_one_sentence_and_writes_nothing(folder, arguments, sente
     assert (folder / "o.pt").read_text() == "old"
 
 
+@pytest.mark.filterwarnings("ignore:.*NaN or infinite")
+def test_data_without_a_finite_batch_calibrates_nothing_and_says_so(folder):
+    np.save("nan.npy", np.full((8, 2, 6, 6), np.nan, dtype=np.float32))
+    with pytest.raises(bn.BatchNormError, match="no layer was calibrated, and nothing is written"):
+        run(*CALIBRATE[:2], "--data", "nan.npy", "--out", "o.pt")
+    assert not (folder / "o.pt").exists()
+
+
 def test_the_program_ends_with_2_and_one_sentence_and_runs_nothing_in_a_pickle(folder):
     class Evil:
         def __reduce__(self):

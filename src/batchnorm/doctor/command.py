@@ -38,7 +38,10 @@ def check(
     key: Annotated[str, typer.Option(help="Where in the checkpoint the model is, such as ema.state_dict.")] = "",
     example: Annotated[
         str,
-        typer.Option("--input", help="Sizes of a random input, such as 8,3,224,224 or ids=2,9:int64<99."),
+        typer.Option(
+            "--input",
+            help="Sizes of a random input, such as 8,3,224,224 or ids=2,9:int64<99; several with ';' between them.",
+        ),
     ] = "",
     data: Annotated[
         str, typer.Option(help="Batches: .npy, .npz, .pt, .safetensors, a folder of them, or file.py:factory.")

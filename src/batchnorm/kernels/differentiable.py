@@ -232,9 +232,11 @@ class _Native(torch.autograd.Function):
         x, weight, bias, saved, auxiliary, mask = _saved(ctx)
         setting, strides, aux = ctx.rest
         if mask is not None:
-            setting = setting._replace(mask=mask)
+            setting = setting._replace(mask=mask.contiguous())
         needs = ctx.needs_input_grad
-        if x.stride() != strides:  # hooks on saved tensors may give back other strides
+        if not saved.is_contiguous():  # hooks on saved tensors may give back other strides
+            saved = saved.contiguous()
+        if x.stride() != strides:
             x = x.new_empty_strided(x.shape, strides).copy_(x)
         if dy.stride() != strides:
             dy = torch.empty_like(x).copy_(dy)
@@ -381,6 +383,7 @@ def _transformed(dy: Tensor) -> bool:
         torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch._C._functorch.is_legacy_batchedtensor(dy)  # is_grads_batched
+        or torch._C._functorch.is_functorch_wrapped_tensor(dy)  # by one that has ended
     )
 
 

@@ -18,7 +18,6 @@ from batchnorm.moments import Moments
 
 STATISTICS = ("auto", "batch", "running")
 ONE_VALUE = ("raise", "running")
-_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class _Fast(_BatchNorm):
@@ -107,7 +106,7 @@ class _Fast(_BatchNorm):
             named = {name: value for name, value in given.items() if value is not None}
             return cast(Tensor, tracer.create_proxy("call_module", tracer.path_of_module(self), (input,), named))
         self._check_input_dim(input)
-        mean, var, batches = self._mine("_buffers", *_BUFFERS)
+        mean, var = self._mine("_buffers", "running_mean", "running_var")
         tracked, training, update = mean is not None and var is not None, self.training, self.update
         from_batch = (training or not tracked) if self.statistics == "auto" else self._takes_batch()
         update = tracked and (training and self.track_running_stats if update is None else update)
@@ -126,6 +125,7 @@ class _Fast(_BatchNorm):
             if update:
                 finite = self._observe(input, momentum, mask)
         if finite is not None:  # an update was due
+            (batches,) = self._mine("_buffers", "num_batches_tracked")
             if batches is not None:
                 batches.add_(1 if finite is True else finite)
             if finite is not True and not torch.compiler.is_compiling():
@@ -162,12 +162,13 @@ class _Fast(_BatchNorm):
         )
 
     def _mine(self, room: str, *names: str) -> list[Any]:
-        """Parameters or buffers, by name. To find them as attributes takes a module ten times as long."""
-        held = self.__dict__[room]
-        try:
-            return [held[name] for name in names]
-        except KeyError:  # parametrised, or a replica on another device
-            return [getattr(self, name) for name in names]
+        """Parameters or buffers, by name: what ``getattr`` finds, for which it takes ten times as long."""
+        own, kind = self.__dict__, type(self)
+        held = own[room]
+        return [
+            held[name] if name in held and name not in own and not hasattr(kind, name) else getattr(self, name)
+            for name in names
+        ]
 
     def _shares(self) -> bool:
         """Whether other processes have a part in this layer's statistics."""

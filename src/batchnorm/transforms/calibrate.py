@@ -356,7 +356,7 @@ def _write(layers: list[tuple[str, _BatchNorm]], total: _Total, formula: str, le
     for at, (path, layer) in enumerate(layers):
         whole = merged(total.parts[at])
         if whole.count < 2 or (formula == "paper" and not total.minis[at]):
-            left[path] = "one value has no variance" if whole.count else "these batches did not reach it"
+            left[path] = "one value has no variance" if whole.count else "no batch of finite numbers reached it"
             continue
         mean, var = whole.mean, whole.var * (whole.count / (whole.count - 1))
         if formula == "paper":

@@ -86,6 +86,9 @@ def calibrate(
     better, calibrated = measure(
         network, batches, forward=_forward, until=until, max_batches=max_batches, formula=formula
     )
+    if not calibrated.report.paths:
+        reasons = "; ".join(f"{path or 'the model'}: {why}" for path, why in [*calibrated.report.left.items()][:3])
+        raise BatchNormError(f"no layer was calibrated, and nothing is written ({reasons})", where="calibrate")
     _write("--out", out, lambda: save_state(better.state_dict(), out))
     moves = _moves(network, better, calibrated)
     _show_calibrated(calibrated, moves, until)

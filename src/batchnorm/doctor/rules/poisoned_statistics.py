@@ -99,7 +99,7 @@ def _bad_parameters(subject: Subject) -> int:
         tensors: list[Tensor] = list(subject.model.parameters())
     else:
         tensors = [t for key, t in (subject.state or {}).items() if "running_" not in key]
-    real = [t for t in tensors if t.dtype.is_floating_point and not t.is_meta]
+    real = [t for t in tensors if t.dtype.is_floating_point and not t.is_meta and t.layout is torch.strided]
     return sum(int((~t.detach().isfinite()).sum()) for t in real)
 
 
