@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ _KINDS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forwar
 
 
 class Hook:
-    """A forward hook that is not copied with its module, not pickled, and not compiled or traced.
+    """A forward hook that is not copied with its module, idle where it was pickled, and not compiled or traced.
 
     >>> import copy
     >>> layer, seen = nn.Identity(), []
@@ -49,7 +50,9 @@ class Hook:
         return Hook(None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Hook, (None,)
+        # A model saved while somebody looks on must load where this package is not: this takes any arguments and does
+        # nothing, and every Python has it.
+        return partial, (sys.audit, "hook.gone")
 
 
 def _forget(module: nn.Module, hook: Hook) -> None:
