@@ -18,6 +18,7 @@ from batchnorm.moments import Moments
 
 STATISTICS = ("auto", "batch", "running")
 ONE_VALUE = ("raise", "running")
+_TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 class _Fast(_BatchNorm):
@@ -36,6 +37,13 @@ class _Fast(_BatchNorm):
     dimensions: tuple[int, ...] = ()  # of an input; empty: any from two up
     per_step: bool = False  # whether there are statistics for every time step, which only a recurrent layer can use
     additions: tuple[str, ...] = ("activation", "negative_slope", "statistics", "update", "nonfinite", "one_value")
+
+    _shadowed: frozenset[str] = frozenset()  # the tensors that a class has a property or the like for
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Note what a subclass defines in the place of a parameter or buffer."""
+        super().__init_subclass__(**keywords)
+        cls._shadowed = frozenset(name for name in _TENSORS if hasattr(cls, name))
 
     def __init__(
         self,
@@ -163,10 +171,10 @@ class _Fast(_BatchNorm):
 
     def _mine(self, room: str, *names: str) -> list[Any]:
         """Parameters or buffers, by name: what ``getattr`` finds, for which it takes ten times as long."""
-        own, kind = self.__dict__, type(self)
+        own, shadowed = self.__dict__, self._shadowed
         held = own[room]
         return [
-            held[name] if name in held and name not in own and not hasattr(kind, name) else getattr(self, name)
+            held[name] if name in held and name not in own and name not in shadowed else getattr(self, name)
             for name in names
         ]
 
