@@ -10,39 +10,16 @@ import resource
 import time
 
 import torch
-import torch.nn.functional as F
 
 import batchnorm as bn
 from batchnorm.records import Measurement
 from batchnorm.transforms.accelerate import in_layout
-from networks import MobileNetV2, ResNet18
+from networks import MobileNetV2, ResNet18, training_step, without_norms
 
 SUBJECTS = {"ResNet-18, 32x32": (ResNet18, 32), "MobileNetV2, 64x64": (MobileNetV2, 64)}
 LAYOUTS = ("contiguous", "channels_last")
 KEPT = ", freed memory kept"
 REST = 0.02  # s before a turn: OpenMP's threads of the one before go on spinning for a while
-
-
-def without_norms(model):
-    """The same network with nothing in the place of its BN layers: what a BN layer that cost nothing would leave."""
-    for module in model.modules():
-        for name, child in module.named_children():
-            if isinstance(child, torch.nn.modules.batchnorm._BatchNorm):
-                setattr(module, name, torch.nn.Identity())
-    return model
-
-
-def training_step(model, x, target):
-    """A step of the model with SGD, as a function."""
-    model.train()
-    sgd = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-
-    def step():
-        sgd.zero_grad()
-        F.cross_entropy(model(x), target).backward()
-        sgd.step()
-
-    return step
 
 
 def contender(pipe, subject, layout, name, batch, threads):

@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 
 import batchnorm as bn
-from apart import train_apart, training_step, without_norms
+from apart import train_apart
 from batchnorm.records import RecordFile
 from batchnorm.transforms.accelerate import in_layout, measure
 from inference import infer
-from networks import MobileNetV2, ResNet18
+from networks import MobileNetV2, ResNet18, training_step, without_norms
 
 SUBJECTS = {
     "ResNet-18, 32x32": (ResNet18, 32, "contiguous"),

@@ -1,5 +1,10 @@
-"""A ResNet-18 for small images, the same with BN first, and a MobileNetV2, as people write them: plain code."""
+"""A ResNet-18 for small images, the same with BN first, and a MobileNetV2, as people write them: plain code.
 
+And what the benchmarks do to them: a training step, and the same network without its BN layers.
+"""
+
+import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -130,3 +135,25 @@ class MobileNetV2(nn.Module):
 
     def forward(self, x):
         return self.classifier(self.dropout(self.features(x).mean((2, 3))))
+
+
+def without_norms(model):
+    """The same network with nothing in the place of its BN layers: what a BN layer that cost nothing would leave."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                setattr(module, name, nn.Identity())
+    return model
+
+
+def training_step(model, x, target):
+    """A step of the model with SGD, as a function."""
+    model.train()
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+    def step():
+        sgd.zero_grad()
+        F.cross_entropy(model(x), target).backward()
+        sgd.step()
+
+    return step

@@ -166,7 +166,7 @@ def _forward(
     code = _call(
         setting,
         operation,
-        0 if residual is None else AUX_RESIDUAL,
+        AUX_NONE if residual is None else AUX_RESIDUAL,
         x,
         0 if residual is None else residual.data_ptr(),
         0,

@@ -114,7 +114,7 @@ class _Fast(_BatchNorm):
             named = {name: value for name, value in given.items() if value is not None}
             return cast(Tensor, tracer.create_proxy("call_module", tracer.path_of_module(self), (input,), named))
         self._check_input_dim(input)
-        mean, var = self._mine("_buffers", "running_mean", "running_var")
+        mean, var = self._registered("_buffers", "running_mean", "running_var")
         tracked, training, update = mean is not None and var is not None, self.training, self.update
         from_batch = (training or not tracked) if self.statistics == "auto" else self._takes_batch()
         update = tracked and (training and self.track_running_stats if update is None else update)
@@ -133,7 +133,7 @@ class _Fast(_BatchNorm):
             if update:
                 finite = self._observe(input, momentum, mask)
         if finite is not None:  # an update was due
-            (batches,) = self._mine("_buffers", "num_batches_tracked")
+            (batches,) = self._registered("_buffers", "num_batches_tracked")
             if batches is not None:
                 batches.add_(1 if finite is True else finite)
             if finite is not True and not torch.compiler.is_compiling():
@@ -151,7 +151,7 @@ class _Fast(_BatchNorm):
         mask: Tensor | None,
     ) -> tuple[Tensor, Tensor | bool | None]:
         """Normalise with the batch's statistics (``training``) or the given ones: what other layers do differently."""
-        weight, bias = self._mine("_parameters", "weight", "bias")
+        weight, bias = self._registered("_parameters", "weight", "bias")
         return normalize(
             x,
             mean,
@@ -169,7 +169,7 @@ class _Fast(_BatchNorm):
             self._groups(x) if training else 1,
         )
 
-    def _mine(self, room: str, *names: str) -> list[Any]:
+    def _registered(self, room: str, *names: str) -> list[Any]:
         """Parameters or buffers, by name: what ``getattr`` finds, for which it takes ten times as long."""
         own, shadowed = self.__dict__, self._shadowed
         held = own[room]
