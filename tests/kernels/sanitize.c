@@ -161,7 +161,8 @@ static void one(const shape *s, const activation *f, int training, int residual,
     double *mu = exactly(G * C, sizeof *mu), *sigma = exactly(G * C, sizeof *sigma), *z = exactly(total, sizeof *z);
     double *count = exactly(G, sizeof *count), *moments = G > 1 || halves ? exactly(G * 2 * C, sizeof *moments) : NULL;
     double *sums = halves ? exactly(2 * C, sizeof *sums) : NULL;
-    uint8_t *mask = marks(kind, N, S);
+    uint8_t *mask = marks(kind, N, S), *bits = exactly(N * (S == 1 ? (C + 7) / 8 : C * ((S + 7) / 8)) + 4, 1);
+    const int kinked = f->code == BN_RELU || f->code == BN_CLIPPED;
     const double eps = 1e-5, momentum = 0.25;
 
     /* Padding is NaN, or was never written, so that valgrind sees what depends on it. */
@@ -200,7 +201,7 @@ static void one(const shape *s, const activation *f, int training, int residual,
     double *old_mean = exactly(C, sizeof(double)), *old_var = exactly(C, sizeof(double));
     for (int64_t c = 0; mean && c < C; c++) old_mean[c] = mean[c], old_var[c] = var[c];
     bn_args a = {.operation = training ? BN_TRAIN : BN_EVAL, .dtype = bf16, .activation = f->code,
-                 .aux = residual ? BN_AUX_RESIDUAL : BN_AUX_NONE, .threads = s->threads, .batch = N, .channels = C,
+                 .aux = !residual ? BN_AUX_NONE : kinked ? BN_AUX_BITS : BN_AUX_RESIDUAL, .bits = bits, .threads = s->threads, .batch = N, .channels = C,
                  .positions = S, .groups = G, .samples = kind->samples, .mask = mask, .x = x, .aux_data = r, .out = y,
                  .weight = weight, .bias = bias, .running_mean = mean, .running_var = var, .saved = saved,
                  .moments = moments, .eps = eps, .momentum = momentum, .slope = f->slope, .cap = f->cap};
@@ -215,8 +216,8 @@ static void one(const shape *s, const activation *f, int training, int residual,
 
     bn_args b = a;
     b.operation = training ? BN_BACKWARD_TRAIN : BN_BACKWARD_EVAL;
-    b.aux = !residual || f->code == BN_NONE ? BN_AUX_NONE : f->code == BN_SILU ? BN_AUX_RESIDUAL : BN_AUX_OUTPUT;
-    b.aux_data = b.aux == BN_AUX_NONE ? NULL : b.aux == BN_AUX_OUTPUT ? y : r;
+    b.aux = f->code == BN_NONE ? BN_AUX_NONE : a.aux;
+    b.aux_data = b.aux == BN_AUX_RESIDUAL ? r : NULL;
     b.dy = dy, b.out = dx, b.out_residual = dr, b.grad_weight = dweight, b.grad_bias = dbias;
     b.weight = b.bias = b.running_mean = b.running_var = NULL;
     b.moments = NULL;
@@ -271,7 +272,7 @@ static void one(const shape *s, const activation *f, int training, int residual,
         }
     }
     void *all[] = {x,     y,  dx, r,     dy, weight, bias,    mean,    var,  saved,    dweight,
-                   dbias, dr, mu, sigma, z,  count,  moments, sums,    mask, old_mean, old_var};
+                   dbias, dr, mu, sigma, z,  count,  moments, sums,    mask, old_mean, old_var, bits};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 

@@ -163,7 +163,7 @@ def test_the_struct_and_the_constants_are_the_compilers_too(tmp_path):
     names = fields()
     constants = ["BN_ABI", "BN_SAVED_ROWS", "BN_TRAIN", "BN_EVAL", "BN_MOMENTS", "BN_APPLY"]
     constants += ["BN_BACKWARD_TRAIN", "BN_BACKWARD_EVAL", "BN_GRAD_SUMS", "BN_GRAD_APPLY"]
-    constants += ["BN_AUX_NONE", "BN_AUX_OUTPUT", "BN_AUX_RESIDUAL", "BN_NONE", "BN_RELU", "BN_CLIPPED", "BN_SILU"]
+    constants += ["BN_AUX_NONE", "BN_AUX_BITS", "BN_AUX_RESIDUAL", "BN_NONE", "BN_RELU", "BN_CLIPPED", "BN_SILU"]
     lines = [f'printf("%d\\n", (int)offsetof(bn_args, {name}));' for name in names]
     lines += ['printf("%d\\n", (int)sizeof(bn_args));', *(f'printf("%d\\n", (int){name});' for name in constants)]
     code = '#include "bn.h"\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {\n' + "\n".join(lines) + "\n}\n"
@@ -188,7 +188,7 @@ def test_the_struct_and_the_constants_are_the_compilers_too(tmp_path):
         native.GRAD_SUMS,
         native.GRAD_APPLY,
         native.AUX_NONE,
-        native.AUX_OUTPUT,
+        native.AUX_BITS,
         native.AUX_RESIDUAL,
         *codes.values(),
     ]
@@ -198,7 +198,7 @@ def test_the_struct_and_the_constants_are_the_compilers_too(tmp_path):
 @pytest.mark.parametrize("shape", [(0, 32, 5), (2, 0, 5), (2, 32, 0), (64, 1, 1), (64, 3, 1), (9, 1, 3)])
 def test_a_shape_it_does_not_serve_is_refused(shape):
     """Nothing is read: all addresses are 0."""
-    assert kernels.kernel().run(native.pack_arguments(0, 0, 0, 0, 1, *shape, *[0] * 17, 1e-5, 0.1, 0.0, 0.0, 0.0)) == -2
+    assert kernels.kernel().run(native.pack_arguments(0, 0, 0, 0, 1, *shape, *[0] * 18, 1e-5, 0.1, 0.0, 0.0, 0.0)) == -2
 
 
 # ---- threads -----------------------------------------------------------------------------------------------

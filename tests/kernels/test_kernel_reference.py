@@ -107,6 +107,20 @@ def test_no_bit_depends_on_the_number_of_threads(native, name):
             assert torch.equal(values, again[quantity]), (quantity, count)
 
 
+@pytest.mark.parametrize("name", LARGE)
+def test_the_ways_there_and_back_may_have_other_threads(native, name):
+    case, tensors = cancelling(*LARGE[name])
+    wanted = [t for t in tensors.values() if t.requires_grad]
+    with threads(1):
+        expected = torch.autograd.grad(call(case, tensors), wanted, tensors["dy"])
+    for there, back in ((1, 3), (5, 2), (2, 16)):
+        with threads(there):
+            y = call(case, tensors)
+        with threads(back):
+            found = torch.autograd.grad(y, wanted, tensors["dy"])
+        assert all(map(torch.equal, found, expected)), (there, back)
+
+
 def test_without_gradients_the_output_is_the_same(native):
     case = Case((6, 20, 3, 5), activation="silu", residual=True)
     tensors = inputs(case)

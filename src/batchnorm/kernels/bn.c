@@ -113,6 +113,23 @@ INLINE int next_span(const uint8_t *mask, int64_t *from, int64_t *to, int64_t en
     return 1;
 }
 
+/* Bits from..from + n of a row that one thread owns; n <= 16. */
+static void put_bits(uint8_t *bits, int64_t from, uint32_t values, int64_t n) {
+    for (int64_t at = from; at < from + n;) {
+        const int64_t next = (at | 7) + 1, end = next < from + n ? next : from + n;
+        const unsigned here = (1u << (end - at)) - 1, o = (unsigned)(at & 7);
+        bits[at >> 3] = (uint8_t)((bits[at >> 3] & ~(here << o)) | ((values & here) << o));
+        values >>= end - at;
+        at = end;
+    }
+}
+
+INLINE uint32_t get_bits(const uint8_t *bits, int64_t from) {
+    uint32_t values;
+    memcpy(&values, bits + (from >> 3), sizeof values);
+    return values >> (from & 7);
+}
+
 /* The last resort for numbers whose squares float32 cannot hold: two plain sweeps in double. */
 static void exact_moments(call *k, int64_t c) {
     const bn_args *a = k->a;
@@ -298,6 +315,10 @@ static double marked(const bn_args *a) {
     return (double)count;
 }
 
+/* A row of positions shorter than a vector is not worth a loop of its own: then the batch is a matrix whose columns are the
+ * (channel, position) pairs. */
+static int is_matrix(const bn_args *a) { return a->positions < isas[bn_isa_current()].lanes; }
+
 /* A batch with one set of statistics. */
 static int64_t run_one(const bn_args *given) {
     bn_args copy = *given;
@@ -308,9 +329,7 @@ static int64_t run_one(const bn_args *given) {
     call k = {.a = a, .count = marked(a)};
     if (a->operation == BN_GRAD_APPLY) k.count = a->total;
     if (k.count == 0 && a->operation == BN_TRAIN) return -2;
-    /* A row of positions shorter than a vector is not worth a loop of its own: then the batch is a matrix whose
-     * columns are the (channel, position) pairs. */
-    k.group = a->positions < with->lanes ? a->positions : 0;
+    k.group = is_matrix(a) ? a->positions : 0;
     k.rows = a->batch;
     k.columns = a->channels * (k.group ? k.group : 1);
     if (k.group && k.columns < with->lanes) return -2;
@@ -348,6 +367,11 @@ typedef struct {
 
 static const void *offset(const void *p, int64_t bytes) { return p ? (const char *)p + bytes : NULL; }
 
+static int64_t bits_of_sample(const bn_args *a) {
+    if (is_matrix(a)) return (a->channels * a->positions + 7) / 8;
+    return a->channels * ((a->positions + 7) / 8);
+}
+
 /* Group g is a batch of its own: neighbouring samples are neighbours in memory, whatever the layout. */
 static void group_task(void *context, int64_t g) {
     grouped *all = context;
@@ -360,6 +384,7 @@ static void group_task(void *context, int64_t g) {
     b.mask = offset(b.mask, first * b.positions);
     b.x = offset(b.x, bytes);
     b.aux_data = offset(b.aux_data, bytes);
+    b.bits = (uint8_t *)offset(b.bits, first * bits_of_sample(&b));
     b.dy = offset(b.dy, bytes);
     b.out = (void *)offset(b.out, bytes);
     b.out_residual = (void *)offset(b.out_residual, bytes);

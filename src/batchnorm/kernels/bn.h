@@ -10,7 +10,7 @@
 #define BN_API __attribute__((visibility("default")))
 #endif
 
-enum { BN_ABI = 2 };
+enum { BN_ABI = 3 };
 
 /* TRAIN is MOMENTS then APPLY in one call, BACKWARD_TRAIN is GRAD_SUMS then GRAD_APPLY: the halves are for a caller who
  * does something in between, such as adding the sums of other processes. */
@@ -27,8 +27,10 @@ enum bn_operation {
 enum bn_dtype { BN_FLOAT32 = 0, BN_BFLOAT16 = 1 };
 enum bn_activation { BN_NONE = 0, BN_RELU = 1, BN_CLIPPED = 2, BN_SILU = 3 };
 
-/* What the backward pass reads besides x and dy to find the activation's slope (forward: whether there is a residual). */
-enum bn_aux { BN_AUX_NONE = 0, BN_AUX_OUTPUT = 1, BN_AUX_RESIDUAL = 2 };
+/* Whether there is a residual, in `aux_data`. Behind one, x alone does not tell the backward pass the activation's slope:
+ * with BITS the forward pass writes one bit an element (does the gradient pass?) and the backward pass reads them instead
+ * of a tensor; silu, whose slope is no bit, reads the RESIDUAL again. */
+enum bn_aux { BN_AUX_NONE = 0, BN_AUX_BITS = 1, BN_AUX_RESIDUAL = 2 };
 
 /* `saved` holds five rows of C floats per group, written by the forward pass and read by the backward pass:
  * the mean as a float and what that float lost, the scale gamma/sigma, the offset beta minus the lost part, 1/sigma. */
@@ -40,6 +42,10 @@ typedef struct {
     int64_t groups, samples; /* the samples of the batch fall into groups, as equal as can be, each with its statistics */
     const uint8_t *mask; /* [batch][positions], 0 or 1: what does not count is not read and becomes 0; NULL: all counts */
     const void *x, *aux_data, *dy;
+    /* A row of bits begins at a byte, so that no two threads write to one. Rows are the (batch, channel) pairs or, where
+     * positions are fewer than a vector's lanes, the samples: channels * ((positions + 7) / 8) bytes a sample are enough,
+     * (channels + 7) / 8 if positions is 1, and four more at the end. */
+    uint8_t *bits;
     void *out, *out_residual; /* y, or dx and the residual's gradient (may be NULL) */
     const float *weight, *bias;
     float *running_mean, *running_var; /* NULL: do not update (TRAIN, one group only); the statistics to use (EVAL) */

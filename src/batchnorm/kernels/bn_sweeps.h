@@ -2,15 +2,18 @@
 
 /* ---- runs: n contiguous elements of one channel, from element i; n >= L ------------------------------------- */
 
-INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t n, const coefficients *k, vd *sums, int backward, int keep,
+/* How far the bit of an element is from the element's own index: every row of `width` bits is filled up to whole bytes. */
+INLINE int64_t NAME(bit_shift)(int64_t row, int64_t width) { return row * (-width & 7); }
+
+INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, vd *sums, int backward,
                           int act, int aux, int bf16) {
     vf d, u;
     vdh s_low = sums[0].low, s_high = sums[0].high, p_low = sums[1].low, p_high = sums[1].high;
-    for (; n >= 8 * L; i += 8 * L, n -= 8 * L) {
+    for (; n >= 8 * L; i += 8 * L, b += 8 * L, n -= 8 * L) {
         vf s[2] = {{0}, {0}}, p[2] = {{0}, {0}};
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
-            u = NAME(term)(a, i + j * L, &d, k, backward, keep, act, aux, bf16);
+            u = NAME(term)(a, i + j * L, b + j * L, L, &d, k, backward, act, aux, bf16);
             s[j & 1] += u;
             p[j & 1] += u * d;
         }
@@ -18,13 +21,13 @@ INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t n, const coeffici
         s_low += ws.low, s_high += ws.high, p_low += wp.low, p_high += wp.high;
     }
     vf s = {0}, p = {0};
-    for (; n >= L; i += L, n -= L) {
-        u = NAME(term)(a, i, &d, k, backward, keep, act, aux, bf16);
+    for (; n >= L; i += L, b += L, n -= L) {
+        u = NAME(term)(a, i, b, L, &d, k, backward, act, aux, bf16);
         s += u;
         p += u * d;
     }
     if (n > 0) {
-        u = NAME(term)(a, i + n - L, &d, k, backward, keep, act, aux, bf16);
+        u = NAME(term)(a, i + n - L, b, n, &d, k, backward, act, aux, bf16);
         u = (vf)((vi)u & NAME(last_lanes)(n));
         s += u;
         p += u * d;
@@ -34,14 +37,14 @@ INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t n, const coeffici
     sums[1].low = p_low + wp.low, sums[1].high = p_high + wp.high;
 }
 
-INLINE void NAME(write_run)(const bn_args *a, int64_t i, int64_t n, const coefficients *k, int backward, int keep, int act,
-                            int aux, int bf16) {
-    for (; n >= 4 * L; i += 4 * L, n -= 4 * L) {
+INLINE void NAME(write_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, int backward, int keep,
+                            int act, int aux, int bf16) {
+    for (; n >= 4 * L; i += 4 * L, b += 4 * L, n -= 4 * L) {
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) NAME(write)(a, i + j * L, k, backward, keep, act, aux, bf16);
+        for (int j = 0; j < 4; j++) NAME(write)(a, i + j * L, b + j * L, L, k, backward, keep, act, aux, bf16);
     }
-    for (; n >= L; i += L, n -= L) NAME(write)(a, i, k, backward, keep, act, aux, bf16);
-    if (n > 0) NAME(write)(a, i + n - L, k, backward, keep, act, aux, bf16);
+    for (; n >= L; i += L, b += L, n -= L) NAME(write)(a, i, b, L, k, backward, keep, act, aux, bf16);
+    if (n > 0) NAME(write)(a, i + n - L, b, n, k, backward, keep, act, aux, bf16);
 }
 
 INLINE coefficients NAME(of_channel)(const NAME(columns) * w, int64_t c) {
@@ -51,27 +54,29 @@ INLINE coefficients NAME(of_channel)(const NAME(columns) * w, int64_t c) {
 
 /* Fewer elements than a vector holds, as a mask may leave them: in the last lanes of a vector on the stack, because
  * the elements beside them may be another thread's. Rare enough to have no specialised copies. */
-static void NAME(short_run)(const bn_args *a, int64_t i, int64_t n, const coefficients *k, vd *sums) {
+static void NAME(short_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, vd *sums) {
     const int backward = a->operation >= BN_BACKWARD_TRAIN, keep = a->out_residual != NULL, bf16 = a->dtype == BN_BFLOAT16;
     const int act = (int)a->activation, aux = (int)a->aux;
     float patch[5][L] = {{0}};
+    uint8_t bits[8] = {0};
     const size_t size = bf16 ? 2 : 4, bytes = (size_t)n * size, at = (size_t)(L - n) * size, from = (size_t)i * size;
-    bn_args b = *a; /* the same call, but on the patches */
+    bn_args p = *a; /* the same call, but on the patches */
     memcpy((char *)patch[0] + at, (const char *)a->x + from, bytes);
-    b.x = patch[0], b.aux_data = patch[1], b.dy = patch[2], b.out = patch[3], b.out_residual = patch[4];
-    if (aux != BN_AUX_NONE) memcpy((char *)patch[1] + at, (const char *)a->aux_data + from, bytes);
+    p.x = patch[0], p.aux_data = patch[1], p.dy = patch[2], p.out = patch[3], p.out_residual = patch[4], p.bits = bits;
+    if (aux != BN_AUX_NONE && a->aux_data) memcpy((char *)patch[1] + at, (const char *)a->aux_data + from, bytes);
     if (backward) memcpy((char *)patch[2] + at, (const char *)a->dy + from, bytes);
+    if (backward && aux == BN_AUX_BITS) put_bits(bits, L - n, get_bits(a->bits, b), n);
     if (sums) {
-        vf d, u = NAME(term)(&b, 0, &d, k, backward, keep, act, aux, bf16);
+        vf d, u = NAME(term)(&p, 0, 0, L, &d, k, backward, act, aux, bf16);
         u = (vf)((vi)u & NAME(last_lanes)(n));
         vd ws = NAME(widened)(u), wp = NAME(widened)(u * d);
         sums[0].low += ws.low, sums[0].high += ws.high, sums[1].low += wp.low, sums[1].high += wp.high;
-        if (keep) memcpy((char *)a->out_residual + from, (char *)patch[4] + at, bytes);
-    } else {
-        if (keep) memcpy((char *)patch[4] + at, (char *)a->out_residual + from, bytes);
-        NAME(write)(&b, 0, k, backward, keep, act, aux, bf16);
-        memcpy((char *)a->out + from, (char *)patch[3] + at, bytes);
+        return;
     }
+    NAME(write)(&p, 0, 0, L, k, backward, keep, act, aux, bf16);
+    memcpy((char *)a->out + from, (char *)patch[3] + at, bytes);
+    if (keep) memcpy((char *)a->out_residual + from, (char *)patch[4] + at, bytes);
+    if (!backward && aux == BN_AUX_BITS) put_bits(a->bits, b, get_bits(bits, L - n), n);
 }
 
 /* What does not count becomes 0, in the output and in the residual's gradient. */
@@ -85,6 +90,11 @@ static void NAME(clear)(const bn_args *a, int64_t i, int64_t n) {
  * than a vector, so that one huge channel can be shared among threads. */
 INLINE int64_t NAME(pieces)(const bn_args *a) { return a->positions >= 65536 ? a->positions / 32768 : 1; }
 
+/* Where a piece begins: at a whole byte of bits, which is its own thread's. */
+INLINE int64_t NAME(piece)(int64_t number, int64_t cut, int64_t positions) {
+    return number == cut ? positions : number * positions / cut / 64 * 64;
+}
+
 /* The places first..last of the samples n0..n1, neighbouring channels c0..c1 together, so that short runs are read as
  * one long stretch of memory. */
 INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, int64_t n0, int64_t n1, int64_t first,
@@ -96,9 +106,10 @@ INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, i
     for (int64_t n = n0; n < n1; n++)
         for (int64_t c = c0; c < c1; c++) {
             const coefficients q = NAME(of_channel)(&w, c);
-            const int64_t i = (n * a->channels + c) * a->positions + first;
-            if (sums) NAME(sum_run)(a, i, last - first, &q, sums[c - c0], backward, keep, act, aux, bf16);
-            else NAME(write_run)(a, i, last - first, &q, backward, keep, act, aux, bf16);
+            const int64_t row = n * a->channels + c, i = row * a->positions + first;
+            const int64_t b = i + NAME(bit_shift)(row, a->positions);
+            if (sums) NAME(sum_run)(a, i, b, last - first, &q, sums[c - c0], backward, act, aux, bf16);
+            else NAME(write_run)(a, i, b, last - first, &q, backward, keep, act, aux, bf16);
         }
 }
 
@@ -109,14 +120,16 @@ INLINE coefficients NAME(at)(const NAME(columns) * w, int64_t c) {
                           NAME(loadf)(w->grad_x + c), NAME(loadf)(w->grad_1 + c)};
 }
 
-/* One vector of columns over `rows` rows of `width` elements, from element i. `fresh` lanes of the vector have not
- * been counted yet. */
-INLINE void NAME(sum_columns)(const bn_args *a, int64_t i, int64_t width, int rows, int64_t fresh, const coefficients *q,
-                              double *sum, double *product, int backward, int keep, int act, int aux, int bf16) {
+/* One vector of columns over `rows` rows of `width` elements, from element i and bit b. `fresh` lanes of the vector have
+ * not been counted yet. */
+INLINE void NAME(sum_columns)(const bn_args *a, int64_t i, int64_t b, int64_t width, int rows, int64_t fresh,
+                              const coefficients *q, double *sum, double *product, int backward, int act, int aux,
+                              int bf16) {
     vf s[2] = {{0}, {0}}, p[2] = {{0}, {0}}, d;
+    const int64_t bits = width + NAME(bit_shift)(1, width);
 #pragma GCC unroll 8
-    for (int j = 0; j < rows; j++, i += width) {
-        vf u = NAME(term)(a, i, &d, q, backward, keep, act, aux, bf16);
+    for (int j = 0; j < rows; j++, i += width, b += bits) {
+        vf u = NAME(term)(a, i, b, fresh, &d, q, backward, act, aux, bf16);
         s[j & 1] += u;
         p[j & 1] += u * d;
     }
@@ -130,9 +143,9 @@ INLINE void NAME(sum_columns)(const bn_args *a, int64_t i, int64_t width, int ro
     NAME(add_at)(product, p[0]);
 }
 
-INLINE void NAME(sum_rows)(const bn_args *a, int64_t i, int64_t width, int rows, int64_t c0, int64_t c1,
-                           const NAME(columns) * w, double *sum, double *product, int backward, int keep, int act, int aux,
-                           int bf16) {
+INLINE void NAME(sum_rows)(const bn_args *a, int64_t row, int64_t width, int rows, int64_t c0, int64_t c1,
+                           const NAME(columns) * w, double *sum, double *product, int backward, int act, int aux, int bf16) {
+    const int64_t i = row * width, b = i + NAME(bit_shift)(row, width);
     /* Eight rows at a vector's width jump about in memory, and the hardware does not see through it: fetch the next
      * eight rows in the order of their addresses. */
     const int size = bf16 ? 2 : 4, lines = rows * L * size / 64;
@@ -148,22 +161,28 @@ INLINE void NAME(sum_rows)(const bn_args *a, int64_t i, int64_t width, int rows,
             if (backward) __builtin_prefetch(next_dy);
             next_dy += 64;
         }
-        NAME(sum_columns)(a, i + c, width, rows, L, &q, sum + c, product + c, backward, keep, act, aux, bf16);
+        NAME(sum_columns)(a, i + c, b + c, width, rows, L, &q, sum + c, product + c, backward, act, aux, bf16);
     }
     if (c < c1) {
         const int64_t last = c1 - L;
         coefficients q = NAME(at)(w, last);
-        NAME(sum_columns)(a, i + last, width, rows, c1 - c, &q, sum + last, product + last, backward, keep, act, aux, bf16);
+        NAME(sum_columns)(a, i + last, b + c, width, rows, c1 - c, &q, sum + last, product + last, backward, act, aux,
+                          bf16);
     }
 }
 
 /* One row at a time: memory is then written from end to end. */
-INLINE void NAME(write_row)(const bn_args *a, int64_t i, int64_t c0, int64_t c1, const NAME(columns) * w, int backward,
-                            int keep, int act, int aux, int bf16) {
-    for (int64_t c = c0; c < c1; c += L) {
-        const int64_t at = c + L <= c1 ? c : c1 - L;
-        const coefficients q = NAME(at)(w, at);
-        NAME(write)(a, i + at, &q, backward, keep, act, aux, bf16);
+INLINE void NAME(write_row)(const bn_args *a, int64_t row, int64_t width, int64_t c0, int64_t c1, const NAME(columns) * w,
+                            int backward, int keep, int act, int aux, int bf16) {
+    const int64_t i = row * width, b = i + NAME(bit_shift)(row, width);
+    int64_t c = c0;
+    for (; c + L <= c1; c += L) {
+        const coefficients q = NAME(at)(w, c);
+        NAME(write)(a, i + c, b + c, L, &q, backward, keep, act, aux, bf16);
+    }
+    if (c < c1) {
+        const coefficients q = NAME(at)(w, c1 - L);
+        NAME(write)(a, i + c1 - L, b + c, c1 - c, &q, backward, keep, act, aux, bf16);
     }
 }
 
@@ -174,17 +193,18 @@ INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, i
     const int64_t n = k->columns;
     if (sum) {
         for (; r + 8 <= r1; r += 8)
-            NAME(sum_rows)(a, r * n, n, 8, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
-        for (; r < r1; r++) NAME(sum_rows)(a, r * n, n, 1, c0, c1, &w, sum, product, backward, keep, act, aux, bf16);
+            NAME(sum_rows)(a, r, n, 8, c0, c1, &w, sum, product, backward, act, aux, bf16);
+        for (; r < r1; r++) NAME(sum_rows)(a, r, n, 1, c0, c1, &w, sum, product, backward, act, aux, bf16);
     } else {
-        for (; r < r1; r++) NAME(write_row)(a, r * n, c0, c1, &w, backward, keep, act, aux, bf16);
+        for (; r < r1; r++) NAME(write_row)(a, r, n, c0, c1, &w, backward, keep, act, aux, bf16);
     }
 }
 
 /* ---- the specialised copies --------------------------------------------------------------------------------- */
 
-/* One copy per (activation, aux, dtype) that occurs: forward, the aux is the residual; backward, it is what tells the
- * slope; and the gradient of a residual is stored only where it differs from dy, that is, behind an activation. */
+/* One copy per (activation, aux, dtype) that occurs: forward, the aux is the residual, with or without bits to write;
+ * backward, it is what tells the slope; and the gradient of a residual is stored only where it differs from dy, that is,
+ * behind an activation. */
 #define KEY(act, aux, bf16) (((act) * 3 + (aux)) * 2 + (bf16))
 #define COPY(act, aux, CALL)                             \
     case KEY(act, aux, 0): CALL(act, aux, 0); break;     \
@@ -194,9 +214,10 @@ INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, i
     PLAIN(CALL) COPY(BN_NONE, BN_AUX_RESIDUAL, CALL)                               \
     COPY(BN_RELU, BN_AUX_NONE, CALL) COPY(BN_RELU, BN_AUX_RESIDUAL, CALL)          \
     COPY(BN_CLIPPED, BN_AUX_NONE, CALL) COPY(BN_CLIPPED, BN_AUX_RESIDUAL, CALL)    \
-    COPY(BN_SILU, BN_AUX_NONE, CALL) COPY(BN_SILU, BN_AUX_RESIDUAL, CALL)
+    COPY(BN_SILU, BN_AUX_NONE, CALL) COPY(BN_SILU, BN_AUX_RESIDUAL, CALL)          \
+    COPY(BN_RELU, BN_AUX_BITS, CALL) COPY(BN_CLIPPED, BN_AUX_BITS, CALL)
 #define KEPT(CALL) \
-    COPY(BN_RELU, BN_AUX_OUTPUT, CALL) COPY(BN_CLIPPED, BN_AUX_OUTPUT, CALL) COPY(BN_SILU, BN_AUX_RESIDUAL, CALL)
+    COPY(BN_RELU, BN_AUX_BITS, CALL) COPY(BN_CLIPPED, BN_AUX_BITS, CALL) COPY(BN_SILU, BN_AUX_RESIDUAL, CALL)
 #define BACKWARD(CALL)                                                                                     \
     PLAIN(CALL) KEPT(CALL)                                                                                 \
     COPY(BN_RELU, BN_AUX_NONE, CALL) COPY(BN_CLIPPED, BN_AUX_NONE, CALL) COPY(BN_SILU, BN_AUX_NONE, CALL)
@@ -209,7 +230,6 @@ static void NAME(same_runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t n0
 #define FORWARD_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, NULL, 0, 0, act, aux, bf16)
 #define BACKWARD_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, sums, 1, 0, act, aux, bf16)
 #define BACKWARD_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, NULL, 1, 0, act, aux, bf16)
-#define KEPT_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, sums, 1, 1, act, aux, bf16)
 #define KEPT_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, NULL, 1, 1, act, aux, bf16)
 #include "bn_copies.h"
 }
@@ -221,11 +241,17 @@ static void NAME(masked_runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t 
     int64_t done = first, s = first, end;
     for (; next_span(a->mask + n * S, &s, &end, last); s = done = end) {
         for (int64_t c = c0; !sums && done < s && c < c1; c++) NAME(clear)(a, (n * a->channels + c) * S + done, s - done);
-        for (int64_t c = c0; end - s < L && c < c1; c++) {
-            const coefficients q = NAME(of_channel)(w, c);
-            NAME(short_run)(a, (n * a->channels + c) * S + s, end - s, &q, sums ? sums[c - c0] : NULL);
+        /* A stretch in which no vector fits, or what is before the first whole byte of bits. */
+        const int64_t byte = (s + 7) / 8 * 8, run = end - byte < L ? end : a->aux == BN_AUX_BITS ? byte : s;
+        for (int64_t from = s, to; from < run; from = to) {
+            to = run - from < L ? run : from + L - 1;
+            for (int64_t c = c0; c < c1; c++) {
+                const coefficients q = NAME(of_channel)(w, c);
+                const int64_t row = n * a->channels + c, i = row * S + from;
+                NAME(short_run)(a, i, i + NAME(bit_shift)(row, S), to - from, &q, sums ? sums[c - c0] : NULL);
+            }
         }
-        if (end - s >= L) NAME(same_runs)(a, c0, c1, n, n + 1, s, end, w, sums);
+        if (run < end) NAME(same_runs)(a, c0, c1, n, n + 1, run, end, w, sums);
     }
     for (int64_t c = c0; !sums && done < last && c < c1; c++) NAME(clear)(a, (n * a->channels + c) * S + done, last - done);
 }
@@ -238,7 +264,7 @@ static void NAME(runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t from, i
         return;
     }
     for (int64_t r = from; r < to; r++) {
-        const int64_t n = r / cut, first = (r % cut) * S / cut, last = (r % cut + 1) * S / cut;
+        const int64_t n = r / cut, first = NAME(piece)(r % cut, cut, S), last = NAME(piece)(r % cut + 1, cut, S);
         if (a->mask) NAME(masked_runs)(a, c0, c1, n, first, last, w, sums);
         else NAME(same_runs)(a, c0, c1, n, n + 1, first, last, w, sums);
     }
@@ -253,7 +279,6 @@ static void NAME(same_rows)(const call *k, int64_t r0, int64_t r1, int64_t c0, i
 #define FORWARD_WRITE(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, NULL, NULL, 0, 0, act, aux, bf16)
 #define BACKWARD_SUM(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, sums, products, 1, 0, act, aux, bf16)
 #define BACKWARD_WRITE(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 0, act, aux, bf16)
-#define KEPT_SUM(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, sums, products, 1, 1, act, aux, bf16)
 #define KEPT_WRITE(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 1, act, aux, bf16)
 #include "bn_copies.h"
 }

@@ -104,7 +104,7 @@ static int NAME(finish)(call *k, int64_t c0, int64_t c1, const double *sums, con
 
 static int NAME(needs_sums)(const bn_args *a) {
     return NAME(takes_moments)(a) || a->operation == BN_BACKWARD_TRAIN || a->operation == BN_GRAD_SUMS ||
-           (a->operation == BN_BACKWARD_EVAL && (a->grad_weight || a->grad_bias || a->out_residual));
+           (a->operation == BN_BACKWARD_EVAL && (a->grad_weight || a->grad_bias));
 }
 
 static int NAME(needs_output)(const bn_args *a) { return a->operation != BN_MOMENTS && a->operation != BN_GRAD_SUMS; }
@@ -234,7 +234,7 @@ static int64_t NAME(run_runs)(call *k) {
     if (threads <= 1 || C >= 4 * threads || C % threads == 0 || all == 1) {
         /* Stretches of about 8 KB, as long as every thread gets a few tasks. */
         k->block = 2048 / a->positions;
-        if (k->block > C / (4 * threads)) k->block = C / (4 * threads);
+        if (k->block > C / (2 * threads)) k->block = C / (2 * threads);
         if (k->block > NAME(MAX_BLOCK)) k->block = NAME(MAX_BLOCK);
         if (k->block < 1) k->block = 1;
         parallel(threads, (C + k->block - 1) / k->block, NAME(channels_task), k);
@@ -380,6 +380,7 @@ static int64_t NAME(run_matrix)(call *k) {
         const int64_t share = columns / a->threads;
         if (tile > share) tile = share < 64 ? 64 : share / 64 * 64;
         k->tile = tile / k->group;
+        if (k->group > 1) k->tile = k->tile < 8 ? 8 : k->tile / 8 * 8; /* whole bytes of bits */
         int64_t tasks = a->channels / k->tile;
         parallel(a->threads, tasks > 0 ? tasks : 1, NAME(tile_task), k);
     } else {

@@ -86,6 +86,39 @@ INLINE vi NAME(last_lanes)(int64_t n) {
 
 INLINE vf NAME(select)(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 
+/* ---- one bit an element --------------------------------------------------------------------------------------- */
+
+INLINE unsigned NAME(pack_lanes)(vi mask) {
+#if BN_ISA == 2
+    return (unsigned)_mm256_movemask_ps((__m256)mask);
+#elif BN_ISA == 3
+    return (unsigned)_mm512_movepi32_mask((__m512i)mask);
+#else
+    unsigned packed = 0;
+    for (int j = 0; j < L; j++) packed |= (unsigned)(mask[j] & 1) << j;
+    return packed;
+#endif
+}
+
+/* A vector's bits: `fresh` of them begin at bit b, which a whole vector finds at the beginning of a byte (or, with four
+ * lanes, in the middle); the lanes before them are the last ones of the vector before. */
+INLINE vi NAME(lanes_at)(const uint8_t *bits, int64_t b, int64_t fresh) {
+    static const int32_t powers[16] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+    vi lane;
+    int32_t packed;
+    memcpy(&lane, powers, sizeof lane);
+    if (L >= 8 && fresh == L) memcpy(&packed, bits + (b >> 3), sizeof packed); /* straight into all lanes */
+    else packed = (int32_t)get_bits(bits, b + fresh - L);
+    return (((vi){0} + packed) & lane) == lane;
+}
+
+INLINE void NAME(put_lanes)(uint8_t *bits, int64_t b, int64_t fresh, vi mask) {
+    const uint32_t packed = NAME(pack_lanes)(mask) >> (L - fresh);
+    const uint8_t bytes[2] = {(uint8_t)packed, (uint8_t)(packed >> 8)};
+    if (L >= 8 && fresh == L) memcpy(bits + (b >> 3), bytes, L / 8);
+    else put_bits(bits, b, packed, fresh);
+}
+
 /* ---- activations -------------------------------------------------------------------------------------------- */
 
 /* e^x for -87 <= x <= 88: x = n ln2 + r, |r| <= ln2 / 2, Taylor's seventh degree in r (error below 1e-8), 2^n by its bits. */
@@ -123,7 +156,20 @@ INLINE vf NAME(activate)(vf z, const bn_args *a, int act) {
     }
 }
 
-/* dy times the activation's slope; `z` is the activation's input, or its output where that tells the same. */
+/* Where the slope of a piecewise linear activation is 1. */
+INLINE vi NAME(passes)(vf z, const bn_args *a, int act) {
+    const vf zero = {0}, cap = zero + (float)a->cap;
+    return act == BN_CLIPPED ? ~(z <= zero) & ~(z >= cap) : ~(z <= zero);
+}
+
+/* dy times the slope that a bit tells: 1, or the slope below 0. (relu6, whose slope is 0 above its cap too, has none.) */
+INLINE vf NAME(through_bits)(vf dy, int64_t b, int64_t fresh, const bn_args *a, int act) {
+    const vi pass = NAME(lanes_at)(a->bits, b, fresh);
+    if (act == BN_RELU || a->slope == 0) return (vf)((vi)dy & pass);
+    return NAME(select)(pass, dy, dy * (float)a->slope);
+}
+
+/* dy times the activation's slope at its input z. */
 INLINE vf NAME(through)(vf dy, vf z, const bn_args *a, int act) {
     const vf zero = {0}, cap = zero + (float)a->cap;
     switch (act) {
@@ -149,38 +195,38 @@ typedef struct {
     const float *centre, *scale, *offset, *grad_x, *grad_1;
 } NAME(columns);
 
-/* The activation's input (or output, if that was kept) at element i. */
+/* The activation's input at element i. */
 INLINE vf NAME(before_activation)(const bn_args *a, int64_t i, vf d, const coefficients *k, int aux, int bf16) {
-    if (aux == BN_AUX_OUTPUT) return NAME(load)(a->aux_data, i, bf16);
     vf z = d * k->scale + k->offset;
-    return aux == BN_AUX_RESIDUAL ? z + NAME(load)(a->aux_data, i, bf16) : z;
+    return aux == BN_AUX_NONE ? z : z + NAME(load)(a->aux_data, i, bf16);
 }
 
-INLINE vf NAME(gradient)(const bn_args *a, int64_t i, vf d, const coefficients *k, int act, int aux, int bf16) {
+INLINE vf NAME(gradient)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, vf d, const coefficients *k, int act, int aux,
+                         int bf16) {
     vf dy = NAME(load)(a->dy, i, bf16);
     if (act == BN_NONE) return dy;
+    if (aux == BN_AUX_BITS) return NAME(through_bits)(dy, b, fresh, a, act);
     return NAME(through)(dy, NAME(before_activation)(a, i, d, k, aux, bf16), a, act);
 }
 
-/* First sweep: u and d of the vector at element i. `keep` stores g, the gradient of the residual. */
-INLINE vf NAME(term)(const bn_args *a, int64_t i, vf *d, const coefficients *k, int backward, int keep, int act, int aux,
-                     int bf16) {
+/* First sweep: u and d of the vector at element i; `fresh` lanes of it were not in one before, and have their bits at b. */
+INLINE vf NAME(term)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, vf *d, const coefficients *k, int backward,
+                     int act, int aux, int bf16) {
     *d = NAME(load)(a->x, i, bf16) - k->centre;
-    if (!backward) return *d;
-    vf g = NAME(gradient)(a, i, *d, k, act, aux, bf16);
-    if (keep) NAME(store)(a->out_residual, i, g, bf16);
-    return g;
+    return backward ? NAME(gradient)(a, i, b, fresh, *d, k, act, aux, bf16) : *d;
 }
 
-/* Second sweep. `keep`: g was stored by the first. */
-INLINE void NAME(write)(const bn_args *a, int64_t i, const coefficients *k, int backward, int keep, int act, int aux,
-                        int bf16) {
+/* Second sweep. `keep` stores g, the gradient of the residual. */
+INLINE void NAME(write)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, const coefficients *k, int backward, int keep,
+                        int act, int aux, int bf16) {
     vf d = NAME(load)(a->x, i, bf16) - k->centre;
     if (backward) {
-        vf g = keep ? NAME(load)(a->out_residual, i, bf16) : NAME(gradient)(a, i, d, k, act, aux, bf16);
+        vf g = NAME(gradient)(a, i, b, fresh, d, k, act, aux, bf16);
+        if (keep) NAME(store)(a->out_residual, i, g, bf16);
         NAME(store)(a->out, i, (g + (d * k->grad_x + k->grad_1)) * k->scale, bf16);
     } else {
         vf z = NAME(before_activation)(a, i, d, k, aux, bf16);
+        if (aux == BN_AUX_BITS) NAME(put_lanes)(a->bits, b, fresh, NAME(passes)(z, a, act));
         NAME(store)(a->out, i, NAME(activate)(z, a, act), bf16);
     }
 }

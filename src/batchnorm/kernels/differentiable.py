@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels import fallback, native
-from batchnorm.kernels.native import ACTIVATIONS, AUX_NONE, AUX_OUTPUT, AUX_RESIDUAL
+from batchnorm.kernels.native import ACTIVATIONS, AUX_BITS, AUX_NONE, AUX_RESIDUAL
 from batchnorm.moments import Moments
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
@@ -23,6 +23,8 @@ _pack, _threads, _increment_version = native.pack_arguments, torch.get_num_threa
 # Asking one of these for a new tensor takes half as long as torch.empty with a dtype and a device.
 _FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
 _FLOAT64 = torch.empty(0, dtype=torch.float64, device="cpu")
+_UINT8 = torch.empty(0, dtype=torch.uint8, device="cpu")
+_KINKED = ("relu", "relu6", "leaky_relu")  # their slope is one of two numbers: a bit tells which
 
 
 class Setting(NamedTuple):
@@ -63,7 +65,8 @@ def differentiable(
         # What has no gradient travels as one argument: each costs time in autograd.
         y = _apply(x, weight, bias, residual, (running_mean, running_var, setting, told))
         return y, told[0], told[1]
-    y, _, status, moments = _forward(x, weight, bias, residual, running_mean, running_var, setting)
+    aux = AUX_NONE if residual is None else AUX_RESIDUAL
+    y, _, status, moments, _ = _forward(x, weight, bias, residual, running_mean, running_var, setting, aux)
     return y, status, moments
 
 
@@ -95,6 +98,7 @@ def _call(
     moments: int = 0,
     sums: int = 0,
     total: float = 0.0,
+    bits: int = 0,
 ) -> int:
     """Call the kernel: the one place that knows the order of its arguments. All but ``x`` are addresses, or 0."""
     run, like, _, _, momentum, eps, slope, name, groups, samples, mask, _, _ = setting
@@ -113,6 +117,7 @@ def _call(
             x.data_ptr(),
             auxiliary,
             dy,
+            bits,
             out,
             out_residual,
             weight,
@@ -146,8 +151,9 @@ def _forward(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     setting: Setting,
-) -> tuple[Tensor, Tensor, int, Tensor | None]:
-    _, (_, channels, _), layout, training, _, _, _, _, groups, _, _, given, _ = setting
+    aux: int,
+) -> tuple[Tensor, Tensor, int, Tensor | None, Tensor | None]:
+    _, (batch, channels, positions), layout, training, _, _, _, _, groups, _, _, given, _ = setting
     y = torch.empty_like(x)
     saved = _FLOAT32.new_empty(groups * _ROWS, channels)
     # Whoever has an address must hold the tensor, too: these names live until the kernel is through.
@@ -163,10 +169,14 @@ def _forward(
             moments = _FLOAT64.new_empty(groups, 2, channels)
     else:
         operation = native.EVAL
+    bits = None
+    if aux == AUX_BITS:
+        row = (channels + 7) // 8 if positions == 1 else channels * ((positions + 7) // 8)
+        bits = _UINT8.new_empty(batch * row + 4)
     code = _call(
         setting,
         operation,
-        AUX_NONE if residual is None else AUX_RESIDUAL,
+        aux,
         x,
         0 if residual is None else residual.data_ptr(),
         0,
@@ -180,6 +190,9 @@ def _forward(
         0,
         0,
         0 if moments is None else moments.data_ptr(),
+        0,
+        0.0,
+        0 if bits is None else bits.data_ptr(),
     )
     if training and code == 0 and running_mean is not None and running_var is not None:
         if mean32 is running_mean and var32 is running_var:
@@ -189,7 +202,7 @@ def _forward(
             running_var.copy_(var32)  # type: ignore[arg-type]
     if layout is not None:
         y = y.contiguous(memory_format=layout)
-    return y, saved, code, moments
+    return y, saved, code, moments, bits
 
 
 class _Native(torch.autograd.Function):
@@ -205,24 +218,18 @@ class _Native(torch.autograd.Function):
         rest: tuple[Tensor | None, Tensor | None, Setting, list[Any]],
     ) -> Tensor:
         running_mean, running_var, setting, told = rest
-        y, saved, code, moments = _forward(x, weight, bias, residual, running_mean, running_var, setting)
+        # Without a residual, x tells the activation's slope. With one, a bit for each element does, or for silu, whose
+        # slope is no bit, the residual.
+        name = setting.activation
+        aux = AUX_NONE if residual is None else AUX_BITS if name in _KINKED else AUX_RESIDUAL
+        y, saved, code, moments, bits = _forward(x, weight, bias, residual, running_mean, running_var, setting, aux)
         told += (code, moments)
-        # With a residual, the activation's slope is told by the output (or, for silu, by the residual); without
-        # one, by x, which is needed anyway.
         mask = setting.mask
         if mask is None and residual is None:
             ctx.save_for_backward(x, weight, bias, saved)
-            ctx.rest = setting, x.stride(), AUX_NONE
-            return y
-        name = setting.activation
-        if residual is None or name == "none":
-            aux, auxiliary = AUX_NONE, None
-        elif name == "silu":
-            aux, auxiliary = AUX_RESIDUAL, residual
         else:
-            aux, auxiliary = AUX_OUTPUT, y
-        ctx.save_for_backward(x, weight, bias, saved, auxiliary, mask)
-        ctx.rest = setting, x.stride(), aux
+            ctx.save_for_backward(x, weight, bias, saved, residual if name == "silu" else bits, mask)
+        ctx.rest = setting, x.stride(), AUX_NONE if name == "none" else aux
         return y
 
     @staticmethod
@@ -241,10 +248,13 @@ class _Native(torch.autograd.Function):
         if dy.stride() != strides:
             dy = torch.empty_like(x).copy_(dy)
         dx = torch.empty_like(x)
-        dweight = saved.new_empty(weight.shape) if needs[1] else None
-        dbias = saved.new_empty(bias.shape) if needs[2] else None
+        dweight = _row_like(weight) if needs[1] else None
+        dbias = _row_like(bias) if needs[2] else None
         dresidual = None
-        if auxiliary is not None and auxiliary.stride() != strides:
+        bits = None
+        if aux == AUX_BITS:
+            bits, auxiliary = auxiliary.contiguous(), None
+        elif auxiliary is not None and auxiliary.stride() != strides:
             auxiliary = torch.empty_like(x).copy_(auxiliary)
         if needs[3] and setting.activation != "none":
             dresidual = torch.empty_like(x)
@@ -265,9 +275,10 @@ class _Native(torch.autograd.Function):
                 saved.data_ptr(),
                 0 if dweight is None else dweight.data_ptr(),
                 0 if dbias is None else dbias.data_ptr(),
+                bits=0 if bits is None else bits.data_ptr(),
             )
         else:
-            _staged_backward(setting, aux, x, auxiliary, dy, dx, dresidual, saved, dweight, dbias)
+            _staged_backward(setting, aux, x, auxiliary, bits, dy, dx, dresidual, saved, dweight, dbias)
         if setting.layout is not None:
             dx = dx.contiguous(memory_format=setting.layout)
         if needs[3] and dresidual is None:  # there is nothing between the sum and the output but the mask
@@ -297,6 +308,7 @@ def _staged_backward(
     aux: int,
     x: Tensor,
     auxiliary: Tensor | None,
+    bits: Tensor | None,
     dy: Tensor,
     dx: Tensor,
     dresidual: Tensor | None,
@@ -309,14 +321,14 @@ def _staged_backward(
     assert setting.reduce is not None
     sums = _FLOAT64.new_empty(2, setting.like[1])
     both = {
-        "auxiliary": _address(auxiliary), "dy": dy.data_ptr(), "out_residual": _address(dresidual),
-        "saved": saved.data_ptr(),
+        "auxiliary": _address(auxiliary), "bits": _address(bits), "dy": dy.data_ptr(), "saved": saved.data_ptr(),
     }  # fmt: skip
     parameters = {"grad_weight": _address(dweight), "grad_bias": _address(dbias)}
     _call(setting, native.GRAD_SUMS, aux, x, sums=sums.data_ptr(), **both, **parameters)
     everyones = _reduced(sums, setting.reduce)
     total = float(setting.moments.count)
-    _call(setting, native.GRAD_APPLY, aux, x, out=dx.data_ptr(), sums=everyones.data_ptr(), total=total, **both)
+    outputs = {"out": dx.data_ptr(), "out_residual": _address(dresidual)}
+    _call(setting, native.GRAD_APPLY, aux, x, sums=everyones.data_ptr(), total=total, **both, **outputs)
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -339,7 +351,7 @@ def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     again = torch.is_grad_enabled()
     needs = ctx.needs_input_grad
     setting: Setting
-    setting, _, aux = ctx.rest
+    setting, strides, aux = ctx.rest
     with torch.enable_grad():
         # Views, so that a tensor given twice, as input and as residual, has two gradients and not twice their sum.
         views: list[Any] = [None if t is None else t.view_as(t) for t in _saved(ctx)]
@@ -348,10 +360,9 @@ def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         if not setting.training:
             mean = saved[0] + saved[1]
             var = saved[4].double().pow(-2).sub(setting.eps).to(saved.dtype)
-        if aux == AUX_OUTPUT:
-            # The slope of a piecewise linear activation is a constant; the output tells which piece.
+        if aux == AUX_BITS:  # the slope of a piecewise linear activation is a constant
             inner, residual = "none", None
-            dz = dy * _slope(auxiliary, setting.activation, setting.slope)
+            dz = dy * _slope(setting, strides, x.detach(), saved.detach(), auxiliary)
         else:
             inner, residual, dz = setting.activation, auxiliary, dy
         mask = None if marks is None else _positions(marks, x).squeeze(1)
@@ -391,11 +402,23 @@ def _positions(mask: Tensor, x: Tensor) -> Tensor:
     return mask.bool().view(x.shape[0], 1, *x.shape[2:])
 
 
-def _slope(y: Tensor, activation: str, negative_slope: float) -> Tensor:
-    if activation == "relu6":
-        return ((y > 0) & (y < 6)).to(y.dtype)
-    low = negative_slope if activation == "leaky_relu" else 0.0
-    return torch.where(y > 0, 1.0, low).to(y.dtype)
+def _slope(setting: Setting, strides: tuple[int, ...], x: Tensor, saved: Tensor, bits: Tensor) -> Tensor:
+    """The activation's slope at every element, as the bits tell it: what a gradient of ones becomes behind it."""
+    x = x.new_empty_strided(x.shape, strides).copy_(x)
+    saved, bits = saved.contiguous(), bits.contiguous()
+    ones, slope, unused = torch.ones_like(x), torch.empty_like(x), torch.empty_like(x)
+    _call(
+        setting, native.BACKWARD_EVAL, AUX_BITS, x, dy=ones.data_ptr(), out=unused.data_ptr(),
+        out_residual=slope.data_ptr(), saved=saved.data_ptr(), bits=bits.data_ptr(),
+    )  # fmt: skip
+    return slope
+
+
+def _row_like(parameter: Tensor) -> Tensor:
+    """Room for a parameter's gradient, as the kernel writes it."""
+    if parameter.dtype is _32 and parameter.is_contiguous():
+        return torch.empty_like(parameter)  # in a third of the time that a shape would take
+    return _FLOAT32.new_empty(parameter.shape)
 
 
 def _float32(tensor: Tensor | None) -> Tensor | None:
