@@ -351,17 +351,26 @@ def test_outside_training_a_bad_value_stays_where_it_is(native, way, activation)
 
 
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7F800001], ids=hex)
+@pytest.mark.parametrize("place", ["running_mean", "running_var", "weight", "bias", "x", "residual"])
 @pytest.mark.parametrize("way", SHAPES)
-def test_any_nan_is_one_in_bfloat16_too(native, way, bits):
+def test_any_nan_is_one_in_bfloat16_too(native, way, place, bits):
     """Rounding must not carry a NaN's bits over into a zero, nor cut off the ones that make it a NaN."""
     shape, layout = SHAPES[way]
-    x = layout(torch.randn(shape, generator=torch.Generator().manual_seed(3)).bfloat16())
-    bias = torch.zeros(CHANNELS)
-    bias[5:7] = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
-    y = batch_norm(x, torch.zeros(CHANNELS), torch.ones(CHANNELS), None, bias)
-    assert y[:, 5:7].isnan().all()
-    assert not y[:, 7:].isnan().any()
-    assert not y[:, :5].isnan().any()
+    generator = torch.Generator().manual_seed(3)
+    tensors = {name: layout(torch.randn(shape, generator=generator).bfloat16()) for name in ("x", "residual")}
+    for name, value in (("running_mean", 0.0), ("running_var", 1.0), ("weight", 1.0), ("bias", 0.0)):
+        tensors[name] = torch.full((CHANNELS,), value)
+    kind = (torch.int16, torch.bfloat16) if place in ("x", "residual") else (torch.int32, torch.float32)
+    bad = torch.tensor([bits >> 16 | 1 if kind[0] is torch.int16 else bits], dtype=kind[0]).view(kind[1])
+    tensors[place].movedim(min(1, tensors[place].dim() - 1), -1)[..., 5:7] = bad
+    for activation in ("none", "relu", "silu"):
+        x = tensors["x"].detach().requires_grad_()
+        y = batch_norm(**{**tensors, "x": x}, activation=activation)
+        for quantity in (y, *torch.autograd.grad(y, x, torch.ones_like(y))):
+            assert not quantity[:, 7:].isnan().any()
+            assert not quantity[:, :5].isnan().any()
+            if quantity is y or place in ("running_var", "weight"):
+                assert quantity[:, 5:7].isnan().all()
 
 
 @pytest.mark.parametrize("activation", ["none", "relu", "relu6", "leaky_relu", "silu"])

@@ -23,6 +23,8 @@ from kernel_cases import (
     wrong,
 )
 
+from batchnorm.functional import batch_norm
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -119,6 +121,24 @@ def test_the_ways_there_and_back_may_have_other_threads(native, name):
         with threads(back):
             found = torch.autograd.grad(y, wanted, tensors["dy"])
         assert all(map(torch.equal, found, expected)), (there, back)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(21, 64, 56, 56), (23, 61, 56, 56), (100, 224, 14, 14)])
+def test_outputs_that_go_past_the_caches(native, shape, layout):
+    """From 16 MB on, if rows are whole cache lines; bit by bit what the same channels give alone."""
+    generator = torch.Generator().manual_seed(0)
+    x, residual, dy = (torch.randn(shape, generator=generator).contiguous(memory_format=layout) for _ in range(3))
+    some = slice(16, 48)
+
+    def both_ways(x, residual, dy):
+        x, residual = x.detach().requires_grad_(), residual.detach().requires_grad_()
+        y = batch_norm(x, None, None, training=True, activation="relu", residual=residual)
+        return y, *torch.autograd.grad(y, [x, residual], dy)
+
+    few = both_ways(*(t[:, some].contiguous(memory_format=layout) for t in (x, residual, dy)))
+    for actual, expected in zip(both_ways(x, residual, dy), few, strict=True):
+        assert torch.equal(actual[:, some], expected)
 
 
 def test_without_gradients_the_output_is_the_same(native):

@@ -1,13 +1,15 @@
-"""The kernel under AddressSanitizer and UndefinedBehaviorSanitizer, and its 16-lane code where there is no AVX-512.
+"""The kernel under AddressSanitizer and UndefinedBehaviorSanitizer, its 16-lane code where there is no AVX-512, and its
+stores past the caches on small shapes.
 
 `sanitize.c` says how to run it under valgrind, too.
 """
 
 import subprocess
 
+import kernel_cases
 import pytest
 import statistics_cases
-from kernel_cases import LARGE, POSITIONS, large, odd_shapes, path, threads, wrong
+from kernel_cases import LARGE, NATIVE, POSITIONS, large, odd_shapes, path, threads, wrong
 from kernel_compiler import HERE, SOURCE, compile_c
 from statistics_cases import SHAPES, Case
 
@@ -59,6 +61,31 @@ def test_sixteen_lanes_over_large_shapes(emulated, name, count):
     with path("avx512", emulated), threads(count):
         found = [sentence for case in large(name, count) for sentence in wrong(case, "avx512")]
     assert not found, "\n".join(found)
+
+
+@pytest.fixture(scope="module")
+def streaming(tmp_path_factory):
+    """A kernel all of whose output goes past the caches where its rows are whole cache lines."""
+    library = tmp_path_factory.mktemp("streaming") / "_bn.so"
+    kernel, reason = native.load(compile_c(SOURCE / "bn.c", library, *RELEASE, "-DBN_STREAM_FROM=1"))
+    assert kernel is not None, reason
+    return kernel
+
+
+@pytest.mark.parametrize("isa", NATIVE)
+@pytest.mark.parametrize("activation", ["none", "relu", "leaky_relu", "silu"])
+@pytest.mark.parametrize("shape", [(9, 32, 16), (4, 33, 48), (2, 2, 65536), (300, 64), (20, 160), (40, 96, 5)])
+def test_small_outputs_past_the_caches(streaming, isa, shape, activation):
+    cases = [
+        kernel_cases.Case(shape, layout, activation=activation, residual=residual, training=training)
+        for layout in ("contiguous", "channel_last")
+        for residual in (False, True)
+        for training in (False, True)
+    ]
+    for count in (1, 3):
+        with path(isa, streaming), threads(count):
+            found = [sentence for case in cases for sentence in wrong(case, isa)]
+        assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])

@@ -87,6 +87,11 @@ typedef struct {
     double *partial;              /* sums that several tasks make together */
 } call;
 
+/* Elements of an output that goes past the caches: 16 MB. A test compiles it with less. */
+#if !defined(BN_STREAM_FROM)
+#define BN_STREAM_FROM (4 << 20)
+#endif
+
 /* An element's address, whatever the layout and the type. */
 INLINE double element(const bn_args *a, int64_t n, int64_t c, int64_t s) {
     int64_t i = (n * a->channels + c) * a->positions + s;
@@ -111,6 +116,16 @@ INLINE int next_span(const uint8_t *mask, int64_t *from, int64_t *to, int64_t en
     const uint8_t *stop = memchr(start, 0, (size_t)(end - *from));
     *to = stop ? stop - mask : end;
     return 1;
+}
+
+/* Any NaN as the one whose lower bits are 0: what is rounded to bfloat16 counts on it. */
+INLINE float without_payload(float v) { return v == v ? v : (float)NAN; }
+
+/* Whether float32 output goes past the caches: one so large that little of it would still be there when somebody reads it
+ * (a conservative guess, because a virtual machine does not tell what its cache is), in rows that are whole cache lines. */
+static int streams(const bn_args *a, int64_t width) {
+    const uintptr_t places = (uintptr_t)a->out | (uintptr_t)a->out_residual;
+    return a->batch * a->channels * a->positions >= BN_STREAM_FROM && width % 16 == 0 && places % 64 == 0 && !a->mask;
 }
 
 /* Bits from..from + n of a row that one thread owns; n <= 16. */

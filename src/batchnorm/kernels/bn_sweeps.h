@@ -38,13 +38,13 @@ INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, con
 }
 
 INLINE void NAME(write_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, int backward, int keep,
-                            int act, int aux, int bf16) {
+                            int act, int aux, int bf16, int stream) {
     for (; n >= 4 * L; i += 4 * L, b += 4 * L, n -= 4 * L) {
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) NAME(write)(a, i + j * L, b + j * L, L, k, backward, keep, act, aux, bf16);
+        for (int j = 0; j < 4; j++) NAME(write)(a, i + j * L, b + j * L, L, k, backward, keep, act, aux, bf16, stream);
     }
-    for (; n >= L; i += L, b += L, n -= L) NAME(write)(a, i, b, L, k, backward, keep, act, aux, bf16);
-    if (n > 0) NAME(write)(a, i + n - L, b, n, k, backward, keep, act, aux, bf16);
+    for (; n >= L; i += L, b += L, n -= L) NAME(write)(a, i, b, L, k, backward, keep, act, aux, bf16, stream);
+    if (n > 0) NAME(write)(a, i + n - L, b, n, k, backward, keep, act, aux, bf16, stream);
 }
 
 INLINE coefficients NAME(of_channel)(const NAME(columns) * w, int64_t c) {
@@ -73,7 +73,7 @@ static void NAME(short_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, c
         sums[0].low += ws.low, sums[0].high += ws.high, sums[1].low += wp.low, sums[1].high += wp.high;
         return;
     }
-    NAME(write)(&p, 0, 0, L, k, backward, keep, act, aux, bf16);
+    NAME(write)(&p, 0, 0, L, k, backward, keep, act, aux, bf16, 0);
     memcpy((char *)a->out + from, (char *)patch[3] + at, bytes);
     if (keep) memcpy((char *)a->out_residual + from, (char *)patch[4] + at, bytes);
     if (!backward && aux == BN_AUX_BITS) put_bits(a->bits, b, get_bits(bits, L - n), n);
@@ -103,14 +103,17 @@ INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, i
     /* Copies, which stores through the output's pointer cannot be thought to change. */
     const bn_args copy = *arguments, *a = &copy;
     const NAME(columns) w = *columns;
+    const int stream = !sums && !bf16 && streams(a, a->positions);
     for (int64_t n = n0; n < n1; n++)
         for (int64_t c = c0; c < c1; c++) {
             const coefficients q = NAME(of_channel)(&w, c);
             const int64_t row = n * a->channels + c, i = row * a->positions + first;
             const int64_t b = i + NAME(bit_shift)(row, a->positions);
             if (sums) NAME(sum_run)(a, i, b, last - first, &q, sums[c - c0], backward, act, aux, bf16);
-            else NAME(write_run)(a, i, b, last - first, &q, backward, keep, act, aux, bf16);
+            else if (stream) NAME(write_run)(a, i, b, last - first, &q, backward, keep, act, aux, bf16, 1);
+            else NAME(write_run)(a, i, b, last - first, &q, backward, keep, act, aux, bf16, 0);
         }
+    if (stream) NAME(end_stream)();
 }
 
 /* ---- matrix: rows r0..r1 of columns c0..c1; c1 - c0 >= L ----------------------------------------------------- */
@@ -173,16 +176,16 @@ INLINE void NAME(sum_rows)(const bn_args *a, int64_t row, int64_t width, int row
 
 /* One row at a time: memory is then written from end to end. */
 INLINE void NAME(write_row)(const bn_args *a, int64_t row, int64_t width, int64_t c0, int64_t c1, const NAME(columns) * w,
-                            int backward, int keep, int act, int aux, int bf16) {
+                            int backward, int keep, int act, int aux, int bf16, int stream) {
     const int64_t i = row * width, b = i + NAME(bit_shift)(row, width);
     int64_t c = c0;
     for (; c + L <= c1; c += L) {
         const coefficients q = NAME(at)(w, c);
-        NAME(write)(a, i + c, b + c, L, &q, backward, keep, act, aux, bf16);
+        NAME(write)(a, i + c, b + c, L, &q, backward, keep, act, aux, bf16, stream);
     }
     if (c < c1) {
         const coefficients q = NAME(at)(w, c1 - L);
-        NAME(write)(a, i + c1 - L, b + c, c1 - c, &q, backward, keep, act, aux, bf16);
+        NAME(write)(a, i + c1 - L, b + c, c1 - c, &q, backward, keep, act, aux, bf16, stream);
     }
 }
 
@@ -195,8 +198,11 @@ INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, i
         for (; r + 8 <= r1; r += 8)
             NAME(sum_rows)(a, r, n, 8, c0, c1, &w, sum, product, backward, act, aux, bf16);
         for (; r < r1; r++) NAME(sum_rows)(a, r, n, 1, c0, c1, &w, sum, product, backward, act, aux, bf16);
+    } else if (!bf16 && k->group == 1 && streams(a, n)) {
+        for (; r < r1; r++) NAME(write_row)(a, r, n, c0, c1, &w, backward, keep, act, aux, bf16, 1);
+        NAME(end_stream)();
     } else {
-        for (; r < r1; r++) NAME(write_row)(a, r, n, c0, c1, &w, backward, keep, act, aux, bf16);
+        for (; r < r1; r++) NAME(write_row)(a, r, n, c0, c1, &w, backward, keep, act, aux, bf16, 0);
     }
 }
 

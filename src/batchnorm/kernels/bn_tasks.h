@@ -20,11 +20,11 @@ INLINE void NAME(coefficient_loop)(const call *k, int64_t c0, int64_t c1, const 
         double mean = means[c], invstd = 1.0 / sqrt(vars[c] + eps), scale = weight ? invstd * (double)weight[c] : invstd;
         float high = (float)mean;
         double low = mean - (double)high;
-        saved[BN_MEAN * C + c] = high;
-        saved[BN_MEAN_LOW * C + c] = (float)low;
-        saved[BN_SCALE * C + c] = (float)scale;
-        saved[BN_OFFSET * C + c] = (float)((bias ? (double)bias[c] : 0.0) - low * scale);
-        saved[BN_INVSTD * C + c] = (float)invstd;
+        saved[BN_MEAN * C + c] = without_payload(high);
+        saved[BN_MEAN_LOW * C + c] = without_payload((float)low);
+        saved[BN_SCALE * C + c] = without_payload((float)scale);
+        saved[BN_OFFSET * C + c] = without_payload((float)((bias ? (double)bias[c] : 0.0) - low * scale));
+        saved[BN_INVSTD * C + c] = without_payload((float)invstd);
     }
 }
 
@@ -73,8 +73,8 @@ static void NAME(set_gradients)(const call *k, int64_t c0, int64_t c1, const dou
         double low = saved[BN_MEAN_LOW * C + c], invstd = saved[BN_INVSTD * C + c];
         double sum = sums[c - c0], centred = products[c - c0] - (exact ? 0.0 : low * sum);
         double slope = -invstd * (invstd * (centred * inverse)), constant = -sum * inverse - slope * low;
-        grad_x[c] = (float)(fixed ? 0.0 : slope);
-        grad_1[c] = (float)(fixed ? 0.0 : constant);
+        grad_x[c] = without_payload((float)(fixed ? 0.0 : slope));
+        grad_1[c] = without_payload((float)(fixed ? 0.0 : constant));
     }
 }
 

@@ -48,7 +48,8 @@ INLINE vf NAME(load)(const void *p, int64_t i, int bf16) {
 #endif
 }
 
-/* Round to nearest even; a NaN stays a NaN though the bits that make it one are cut off. */
+/* Round to nearest even and cut off the lower half. A NaN stays one, because the lower half of every NaN here is 0: those of
+ * the tensors are bfloat16 themselves, those of the coefficients are `without_payload`, and the CPU's own has none. */
 INLINE void NAME(store)(void *p, int64_t i, vf v, int bf16) {
     if (!bf16) {
         memcpy((float *)p + i, &v, sizeof v);
@@ -57,15 +58,35 @@ INLINE void NAME(store)(void *p, int64_t i, vf v, int bf16) {
     vu bits = (vu)v;
     bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 #if BN_ISA == 2
-    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps((__m256)v, (__m256)v, _CMP_UNORD_Q));
-    const __m256i all = _mm256_blendv_epi8((__m256i)bits, _mm256_set1_epi32(0x7fc0), nan);
     _mm_storeu_si128((__m128i *)((uint16_t *)p + i),
-                     _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+                     _mm_packus_epi32(_mm256_castsi256_si128((__m256i)bits), _mm256_extracti128_si256((__m256i)bits, 1)));
 #else
-    const vu nan = (vu)(v != v);
-    bits = (bits & ~nan) | (nan & 0x7fc0);
     vh half = __builtin_convertvector(bits, vh);
     memcpy((uint16_t *)p + i, &half, sizeof half);
+#endif
+}
+
+/* The same past the caches: a line that nobody reads soon is not fetched in order to be overwritten. Whole vectors at
+ * aligned addresses; `end_stream` makes them visible to other threads. */
+INLINE void NAME(store_out)(void *p, int64_t i, vf v, int bf16, int stream) {
+#if BN_ISA == 2
+    if (stream) {
+        _mm256_stream_ps((float *)p + i, (__m256)v);
+        return;
+    }
+#elif BN_ISA == 3
+    if (stream) {
+        _mm512_stream_ps((float *)p + i, (__m512)v);
+        return;
+    }
+#endif
+    (void)stream;
+    NAME(store)(p, i, v, bf16);
+}
+
+INLINE void NAME(end_stream)(void) {
+#if BN_ISA >= 2
+    _mm_sfence();
 #endif
 }
 
@@ -218,15 +239,15 @@ INLINE vf NAME(term)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, vf *
 
 /* Second sweep. `keep` stores g, the gradient of the residual. */
 INLINE void NAME(write)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, const coefficients *k, int backward, int keep,
-                        int act, int aux, int bf16) {
+                        int act, int aux, int bf16, int stream) {
     vf d = NAME(load)(a->x, i, bf16) - k->centre;
     if (backward) {
         vf g = NAME(gradient)(a, i, b, fresh, d, k, act, aux, bf16);
-        if (keep) NAME(store)(a->out_residual, i, g, bf16);
-        NAME(store)(a->out, i, (g + (d * k->grad_x + k->grad_1)) * k->scale, bf16);
+        if (keep) NAME(store_out)(a->out_residual, i, g, bf16, stream);
+        NAME(store_out)(a->out, i, (g + (d * k->grad_x + k->grad_1)) * k->scale, bf16, stream);
     } else {
         vf z = NAME(before_activation)(a, i, d, k, aux, bf16);
         if (aux == BN_AUX_BITS) NAME(put_lanes)(a->bits, b, fresh, NAME(passes)(z, a, act));
-        NAME(store)(a->out, i, NAME(activate)(z, a, act), bf16);
+        NAME(store_out)(a->out, i, NAME(activate)(z, a, act), bf16, stream);
     }
 }
