@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from batchnorm.distributed import rollcall
+from batchnorm.distributed.farewell import farewell
 from batchnorm.distributed.groups import backend, patience
 from batchnorm.distributed.ledger import HEADER, SAME, Ledger, Line, arrived, in_words, ledger_of
 from batchnorm.errors import BatchNormError
@@ -49,7 +50,10 @@ def gather(payload: Tensor, line: Line, group: Any) -> tuple[Tensor, list[int]]:
         headers: list[list[float]] = rows[:, :HEADER].tolist()
     except RuntimeError as error:
         ledger.state = "failed"
-        raise _missing(ledger, line, time.monotonic() - began, asking, error) from error
+        with farewell() as say:
+            missing = _missing(ledger, line, time.monotonic() - began, asking, error)
+            say(f"[rank{ledger.ranks[ledger.me]}]: {missing}")
+        raise missing from error
     arrived()
     ledger.compare(line, headers)
     rows = rows[:, HEADER : vector.numel()]
