@@ -46,7 +46,7 @@ def gather(payload: Tensor, line: Line, group: Any) -> tuple[Tensor, list[int]]:
             rows = _to_everybody(vector[:ROOM], ROOM, group, ledger.me, limit - 1.3 * asking)
         else:
             rows = vector.new_empty((group.size(), vector.numel()))
-            _all_gather(rows, vector, group)
+            _all_gather(rows.view(-1), vector, group)  # flat, which every backend takes
         headers: list[list[float]] = rows[:, :HEADER].tolist()
     except RuntimeError as error:
         ledger.state = "failed"
