@@ -145,7 +145,7 @@ def main():
     for ranks in (2, 4, 8, 16, 32, 64, 128, 256, 1000):
         row = [step(Machine(*here, 0.0), ranks, RESNET50)]
         row += [step(cluster, ranks, RESNET50, way) for way in ("exchange", "ring", "tree")]
-        print(f"{ranks:5d} " + " ".join(f"{1e3 * seconds:10.1f}" for seconds in row))
+        print(f"{ranks:5d} " + " ".join(f"{1e3 * seconds:10,.0f}" for seconds in row))
     if options.json:
         RecordFile("scaling", {"repeats": options.repeats}, tuple(measurements)).write(options.json)
     return None

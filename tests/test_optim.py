@@ -205,3 +205,21 @@ def test_decay_of_v_keeps_the_learning_rate():
         lengths[decay] = v.norm().item() / start
     assert lengths[0.0] > 1
     assert lengths[0.2] < 1
+
+
+class Scales(nn.Module):
+    """A layer that is no norm, with parameters of every number of axes, none of which is called a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+        self.gain = nn.Parameter(torch.ones(4))
+        self.table = nn.Parameter(torch.ones(4, 3))
+        self.bias_table = nn.Parameter(torch.ones(4, 3))
+
+
+def test_axes_decide_where_names_say_nothing():
+    model = Scales()
+    decayed, spared = (group["params"] for group in bn.param_groups(model, 0.1))
+    assert [id(p) for p in decayed] == [id(model.table)]
+    assert [id(p) for p in spared] == [id(model.temperature), id(model.gain), id(model.bias_table)]

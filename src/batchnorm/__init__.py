@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from batchnorm.layers.filter_response import FilterResponseNorm
     from batchnorm.layers.frozen import FrozenBatchNorm
     from batchnorm.layers.ghost import GhostBatchNorm, SplitBatchNorm
-    from batchnorm.layers.masked import MaskedBatchNorm
+    from batchnorm.layers.masked import MaskedBatchNorm, use_mask
     from batchnorm.layers.recompute import update_once
     from batchnorm.layers.recurrent import BatchNormGRU, BatchNormLSTM
     from batchnorm.layers.recurrent_cells import BatchNormGRUCell, BatchNormLSTMCell
@@ -81,6 +81,7 @@ _HOME = {
     "GhostBatchNorm": "layers.ghost",
     "SplitBatchNorm": "layers.ghost",
     "MaskedBatchNorm": "layers.masked",
+    "use_mask": "layers.masked",
     "BatchNormGRU": "layers.recurrent",
     "BatchNormLSTM": "layers.recurrent",
     "BatchNormGRUCell": "layers.recurrent_cells",
@@ -169,6 +170,7 @@ __all__ = [
     "update_once",
     "use_batch_statistics",
     "use_domain",
+    "use_mask",
     "watch",
 ]
 

@@ -5,7 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import ranks
 
-LAUNCHES = {"exact-2": ("sync_checks.py", 2), "exact-4": ("sync_checks.py", 4), "failures": ("failure_checks.py", 3)}
+LAUNCHES = {
+    "exact-2": ("sync_checks.py", 2),
+    "exact-4": ("sync_checks.py", 4),
+    "failures": ("failure_checks.py", 3),
+    "farewell": ("farewell_checks.py", 2),
+}
 
 
 @pytest.fixture(scope="session")

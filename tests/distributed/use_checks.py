@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import batchnorm as bn
+from batchnorm.distributed import exchange
 from batchnorm.distributed.ledger import ledger_of
 
 
@@ -129,6 +130,18 @@ def collectives_are_counted():
     assert exchanges(lambda: first.pow(3).sum().backward()) == 0
     layer.eval()
     assert exchanges(lambda: layer(x).sum().backward()) == 0
+
+
+@check(*FLOATS)
+def another_backend_than_gloo(dtype):
+    """What nccl would be given, one all_gather a direction, carried by gloo: there is no other backend on a CPU."""
+    usual = exchange.backend
+    exchange.backend = lambda group, device: ("another", device)
+    try:
+        compare(shares([2 + r for r in range(dist.get_world_size())], (16, 3, 5), dtype), dtype, activation="relu")
+        compare(shares(equal_sizes(4), (4100,), dtype), dtype)  # more than one message of gloo's
+    finally:
+        exchange.backend = usual
 
 
 @check()

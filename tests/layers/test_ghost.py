@@ -1,5 +1,7 @@
 """Virtual batches: each is normalised as a batch of its own, and the remainder makes none of them small."""
 
+import sys
+
 import pytest
 import torch
 from layer_cases import LAST, same
@@ -57,3 +59,28 @@ def test_groups_of_one_value(path):
         bn.GhostBatchNorm(20, 1)(torch.randn(8, 20))
     y = bn.GhostBatchNorm(20, 1)(torch.randn(8, 20, 40))  # with positions, that is instance norm
     assert y.mean(2).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("layer", [bn.GhostBatchNorm(20, 4), bn.GhostBatchNorm(20, 4, activation="relu")], ids=str)
+def test_there_is_no_loop_over_virtual_batches(layer, path):
+    """However many there are, as many functions are called, forward and backward."""
+
+    def calls(groups):
+        x = torch.randn(4 * groups, 20, requires_grad=True)
+        dy = torch.randn(4 * groups, 20)
+        count = 0
+
+        def note(frame, event, argument):
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(note)
+        try:
+            y = layer(x)
+            y.backward(dy)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    calls(2)  # what is done once
+    assert calls(100) == calls(2)

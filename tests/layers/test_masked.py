@@ -1,5 +1,7 @@
 """Padding: outputs and gradients are those of the same values without it, whatever stands there."""
 
+import copy
+
 import pytest
 import torch
 from layer_cases import same
@@ -142,3 +144,88 @@ def test_a_group_that_the_mask_leaves_too_little():
     mask[2:] = False
     with pytest.raises(bn.BatchNormError, match="the mask leaves 0 of the 54 in a group"):
         bn.SplitBatchNorm(20)(torch.randn(5, 20, 18), mask=mask)
+
+
+# ---- A mask for a whole model ------------------------------------------------------------------------------
+
+KINDS = {
+    "batch": lambda: bn.BatchNorm1d(20),
+    "masked": lambda: bn.MaskedBatchNorm(20),
+    "sync": lambda: bn.SyncBatchNorm(20),
+    "ghost": lambda: bn.GhostBatchNorm(20, virtual_batch_size=2),
+    "split": lambda: bn.SplitBatchNorm(20, splits=2),
+    "renorm": lambda: bn.BatchRenorm(20, rmax=2.0, dmax=1.0),
+    "frozen": lambda: bn.FrozenBatchNorm(20),
+    "domain": lambda: bn.DomainBatchNorm(20, domains=("only",)),
+    "converted": lambda: bn.convert(torch.nn.Sequential(torch.nn.BatchNorm1d(20)), "masked")[0],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_use_mask_tells_every_batch_norm_what_is_padding(kind):
+    torch.manual_seed(0)
+    layer, lengths = KINDS[kind](), torch.tensor([9, 4, 7, 2])
+    x = torch.randn(4, 20, 9)
+    twin = copy.deepcopy(layer)
+    direct = twin[0] if kind == "converted" else twin
+    expected = direct(x, mask=lengths)
+    model = torch.nn.Sequential(torch.nn.Identity(), layer)
+    with bn.use_mask(model, lengths):
+        y = model(x)
+    assert torch.equal(y, expected)
+    assert not y[1, :, 4:].any()
+    for after, before in zip(layer.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(after, before)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_use_mask_leaves_a_mask_that_is_given():
+    layer, x = bn.BatchNorm1d(20, update=False), torch.randn(4, 20, 9)
+    lengths, others = torch.tensor([9, 4, 7, 2]), torch.tensor([1, 9, 9, 3])
+    with bn.use_mask(layer, others):
+        assert torch.equal(layer(x, mask=lengths), layer(x, None, lengths))
+        y = layer(x, mask=lengths)
+    assert torch.equal(y, layer(x, mask=lengths))
+    assert not torch.equal(y, layer(x, mask=others))
+
+
+def test_use_mask_with_strides_takes_a_function():
+    model = torch.nn.Sequential(
+        bn.MaskedBatchNorm(20), torch.nn.Conv1d(20, 20, 2, stride=2, bias=False), bn.MaskedBatchNorm(20)
+    )
+    lengths = torch.tensor([8, 4, 6, 2])
+    with bn.use_mask(model, lambda x: lengths * x.shape[-1] // 8):
+        y = model(torch.randn(4, 20, 8))
+    assert not y[1, :, 2:].any()
+    assert y[1, :, :2].all()
+
+
+def test_use_mask_is_seen_by_what_watches_inputs():
+    layer, x, lengths = bn.MaskedBatchNorm(20), torch.randn(4, 20, 9), torch.tensor([9, 4, 7, 2])
+    twin = copy.deepcopy(layer)
+    twin(x, lengths)
+    with bn.accumulate(layer), bn.use_mask(layer, lengths):
+        layer(x)
+    torch.testing.assert_close(layer.running_var, twin.running_var)
+
+
+def test_use_mask_refuses_layers_that_count_padding_and_cannot_be_told():
+    model = torch.nn.Sequential(torch.nn.Conv1d(20, 20, 1), torch.nn.BatchNorm1d(20))
+    told = r'1 is a BatchNorm1d, which takes no mask.*convert\(model, "masked"\)'
+    with pytest.raises(bn.BatchNormError, match=told), bn.use_mask(model, torch.tensor([9])):
+        model(torch.randn(1, 20, 9))
+
+
+def test_use_mask_in_a_batch_of_several_domains():
+    layer, x, lengths = bn.DomainBatchNorm(20, update=False), torch.randn(4, 20, 9), torch.tensor([9, 4, 7, 2])
+    expected = layer(x, domain=[0, 1, 0, 1], mask=lengths)
+    with bn.use_mask(layer, lengths):
+        assert torch.equal(layer(x, domain=[0, 1, 0, 1]), expected)
+
+
+def test_use_mask_is_over_after_an_exception():
+    layer = bn.MaskedBatchNorm(20)
+    with pytest.raises(bn.BatchNormError, match="the mask has"), bn.use_mask(layer, torch.tensor([9, 4])):
+        layer(torch.randn(4, 20, 9))
+    with pytest.raises(bn.BatchNormError, match=r"needs to know what is padding.*use_mask\(model, mask\)"):
+        layer(torch.randn(4, 20, 9))

@@ -147,3 +147,51 @@ def test_update_overrules_track_running_stats(path):
     layer.update = None
     layer(example(2))
     assert int(layer.num_batches_tracked) == 1
+
+
+# ---- Modules of several batch norms ------------------------------------------------------------------------
+
+SEVERAL = {
+    "domain": lambda **options: bn.DomainBatchNorm(4, domains=("a", "b"), affine="separate", **options),
+    "lstm": lambda **options: bn.BatchNormLSTM(4, 4, num_layers=2, **options),
+    "gru": lambda **options: bn.BatchNormGRU(4, 4, bidirectional=True, **options),
+    "lstm cell": lambda **options: bn.BatchNormLSTMCell(4, 4, **options),
+    "gru cell": lambda **options: bn.BatchNormGRUCell(4, 4, **options),
+}
+
+
+def inside(module):
+    return [layer for layer in module.modules() if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm)]
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_a_switch_of_the_whole_is_one_of_every_part(kind):
+    module = SEVERAL[kind]()
+    assert (module.statistics, module.update, module.learn) == ("auto", None, True)
+    module.statistics, module.update, module.learn = "running", False, False
+    module.train()
+    assert len(inside(module)) > 1
+    for layer in inside(module):
+        assert (layer.statistics, layer.update, layer.learn) == ("running", False, False)
+    assert (module.statistics, module.update, module.learn) == ("running", False, False)
+    assert SEVERAL[kind](statistics="batch", update=True).statistics == "batch"
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_the_whole_s_update_holds_the_statistics(kind):
+    module, x = SEVERAL[kind](), torch.randn(5, 6, 4)
+    module.update = False
+    module(x)
+    assert all(not layer.num_batches_tracked.any() for layer in inside(module))
+    module.update = None
+    module(x)
+    assert all(layer.num_batches_tracked.any() for layer in inside(module))
+
+
+def test_parts_that_differ_are_told():
+    module = SEVERAL["domain"]()
+    module.layer_of("b").update = True
+    with pytest.raises(bn.BatchNormError, match="update is None in domain_a, True in domain_b"):
+        _ = module.update
+    module.update = False
+    assert module.update is False

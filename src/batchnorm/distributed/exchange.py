@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from batchnorm.distributed import rollcall
+from batchnorm.distributed.farewell import farewell
 from batchnorm.distributed.groups import backend, patience
 from batchnorm.distributed.ledger import HEADER, SAME, Ledger, Line, arrived, in_words, ledger_of
 from batchnorm.errors import BatchNormError
@@ -45,11 +46,14 @@ def gather(payload: Tensor, line: Line, group: Any) -> tuple[Tensor, list[int]]:
             rows = _to_everybody(vector[:ROOM], ROOM, group, ledger.me, limit - 1.3 * asking)
         else:
             rows = vector.new_empty((group.size(), vector.numel()))
-            _all_gather(rows, vector, group)
+            _all_gather(rows.view(-1), vector, group)  # flat, which every backend takes
         headers: list[list[float]] = rows[:, :HEADER].tolist()
     except RuntimeError as error:
         ledger.state = "failed"
-        raise _missing(ledger, line, time.monotonic() - began, asking, error) from error
+        with farewell() as say:
+            missing = _missing(ledger, line, time.monotonic() - began, asking, error)
+            say(f"[rank{ledger.ranks[ledger.me]}]: {missing}")
+        raise missing from error
     arrived()
     ledger.compare(line, headers)
     rows = rows[:, HEADER : vector.numel()]

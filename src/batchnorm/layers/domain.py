@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.switches import Switches
 
 AFFINE = ("shared", "separate", "none")
 Domains = str | Sequence["str | int"] | Tensor
@@ -26,7 +27,7 @@ class OneDomain(_Fast):
     """
 
 
-class DomainBatchNorm(nn.Module):
+class DomainBatchNorm(Switches):
     """Batch normalisation that keeps the statistics of several domains apart.
 
     >>> layer = DomainBatchNorm(3, domains=("photo", "sketch"))
@@ -38,7 +39,8 @@ class DomainBatchNorm(nn.Module):
 
     With a single layer, two kinds of data in turn (source and target, clean and adversarial, real and generated) leave
     running statistics that fit neither. Here each domain has a layer of its own, `OneDomain`, named ``domain_<name>``,
-    on which everything that serves BN layers works (`freeze`, `no_update`, `accumulate`, `adapt`).
+    on which everything that serves BN layers works (`freeze`, `no_update`, `accumulate`, `adapt`). The switches
+    ``statistics``, ``update`` and ``learn``, set on this layer, are set for all domains.
 
     ``affine``: gamma and beta are "shared" by all domains, "separate", or "none". The other keywords are BatchNorm's
     and hold for every domain. Nothing is chosen at first, unless there is only one domain: set ``layer.domain``, use

@@ -74,7 +74,8 @@ def make_norm(
 
     ``dims`` is the number of position axes (0 for (N, C), 2 for images), or None for any. ``of`` is the layer that
     the norm follows: "weight" normalises that layer's weight in place, and needs it; the others only see to it that
-    the channels agree. So a network that may be given any name passes ``of`` always.
+    the channels agree. So a network that may be given any name passes ``of`` always. "masked" has to know what is
+    padding: from the network, or from `batchnorm.use_mask` around it.
 
     ``activation`` (none, relu, relu6, leaky_relu with ``negative_slope``, silu) goes with every brick; with one, every
     brick's ``forward(x, residual=r)`` adds ``r`` before it, and the ``state_dict`` keys are the same as without. All
@@ -349,7 +350,7 @@ _ROWS = (
         parameters=(), state=(*_RUNNING, *_AFFINE),
     ),
     _row(
-        "masked", "sequences or images padded to one size; its forward needs the mask",
+        "masked", "sequences or images padded to one size; it needs the mask, in its forward or by `use_mask`",
         "batchnorm.layers.masked:MaskedBatchNorm", statistics="mean and variance per channel, padding left out",
         state=_RUNNING, depends="training",
     ),

@@ -204,9 +204,9 @@ class BatchNormLSTM(LSTMStep, Stack):
     - ``max_length``: how many steps have statistics, as a rule as many as the longest sequence of the training. In
       evaluation later steps use those of the last; in training they use their batch and leave nothing behind.
     - ``eps``, ``momentum``, ``statistics``, ``update``, ``nonfinite``: see `BatchNorm1d`. They, and ``learn``, are
-      attributes of the normalisers, ``norm_ih_l0``, ``norm_hh_l0``, ``norm_c_l0``, ``norm_ih_l0_reverse`` and so on;
-      `no_update` and `use_batch_statistics` turn them all. A batch that is not finite is refused for all steps of the
-      input, and from its first bad step on for the rest, and is reported once the sequences are through.
+      attributes of the normalisers, ``norm_ih_l0``, ``norm_hh_l0``, ``norm_c_l0``, ``norm_ih_l0_reverse`` and so on.
+      The three switches, set on the whole layer, are set on all of them. A batch that is not finite is refused for all
+      steps of the input, and from its first bad step on for the rest, and is reported once the sequences are through.
 
     A step that was never seen in training uses the statistics of the last one before it that was. Where sequences end
     at different steps (packed), the batch of a step is the sequences that are still running; where only one is, it has

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.layers.recurrent_norm import StepBatchNorm, Walk
+from batchnorm.layers.switches import Switches
 
 States = tuple[Tensor, ...]
 
 
-class Recurrent(nn.Module):
+class Recurrent(Switches):
     """What cells and layers share: parameters by torch's names, their normalisers, and a walk through the steps.
 
     A cell has one set of them, a layer one for each depth and direction, told apart by a suffix (``_l0_reverse``).

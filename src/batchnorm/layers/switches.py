@@ -1,4 +1,4 @@
-"""Context managers that turn the switches of every BN layer of a model, and put them back."""
+"""The switches of many BN layers: context managers for those of a model, attributes for those inside one module."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchnorm.errors import BatchNormError
 from batchnorm.layers.batch import _Fast
 
 
@@ -71,3 +72,73 @@ def _turned(model: nn.Module, switches: Callable[[_BatchNorm], dict[str, Any]]) 
         for layer, old in before:
             for name, value in old.items():
                 setattr(layer, name, value)
+
+
+class Switches(nn.Module):
+    """The three switches of a module that holds several batch norms: set, they are set on all of them.
+
+    >>> from batchnorm import DomainBatchNorm
+    >>> layer = DomainBatchNorm(3, domains=("photo", "sketch"))
+    >>> layer.update = False
+    >>> layer.layer_of("sketch").update
+    False
+    """
+
+    @property
+    def statistics(self) -> str:
+        """Which statistics normalise, the same in all of them; see `BatchNorm1d`.
+
+        >>> from batchnorm import BatchNormGRU
+        >>> BatchNormGRU(2, 3).statistics
+        'auto'
+        """
+        return str(self._common("statistics"))
+
+    @statistics.setter
+    def statistics(self, value: str) -> None:
+        self._set_all("statistics", value)
+
+    @property
+    def update(self) -> bool | None:
+        """Whether the running statistics move, the same in all of them; see `BatchNorm1d`.
+
+        >>> from batchnorm import BatchNormGRU
+        >>> BatchNormGRU(2, 3, update=True).update
+        True
+        """
+        value: bool | None = self._common("update")
+        return value
+
+    @update.setter
+    def update(self, value: bool | None) -> None:
+        self._set_all("update", value)
+
+    @property
+    def learn(self) -> bool:
+        """Whether the gammas and betas learn, the same in all of them; see `BatchNorm1d`.
+
+        >>> from batchnorm import BatchNormGRU
+        >>> BatchNormGRU(2, 3).learn
+        True
+        """
+        return bool(self._common("learn"))
+
+    @learn.setter
+    def learn(self, value: bool) -> None:
+        self._set_all("learn", value)
+
+    def _inside(self) -> dict[str, _Fast]:
+        return {name: layer for name, layer in self.named_children() if isinstance(layer, _Fast)}
+
+    def _set_all(self, switch: str, value: Any) -> None:
+        for layer in self._inside().values():
+            setattr(layer, switch, value)
+
+    def _common(self, switch: str) -> Any:
+        values = {name: getattr(layer, switch) for name, layer in self._inside().items()}
+        if len(set(values.values())) > 1:
+            told = ", ".join(f"{value!r} in {name}" for name, value in values.items())
+            raise BatchNormError(
+                f"{switch} is {told}", where=type(self).__name__, do="ask these layers, or set it here for all of them"
+            )
+        return next(iter(values.values()))
