@@ -53,6 +53,33 @@ def test_the_batch_and_the_layer_that_were_first(name, first, inputs, parameters
     assert (finding.numbers["bad_inputs"], finding.numbers["bad_parameters"]) == (inputs, parameters)
 
 
+@pytest.mark.parametrize(
+    ("name", "severity", "words"),
+    [
+        (
+            "an example",
+            "error",
+            "the example has 24 NaN or infinite values of 24, and they reach 1: what rules measured",
+        ),
+        (
+            "data",
+            "error",
+            "all 4 batches of the data have NaN or infinite values (batch 1: 1 of 96), and they reach 1:",
+        ),
+        ("data of one batch", "error", "the batch of the data has NaN or infinite values (batch 1: 24 of 24)"),
+        ("one batch of the data", "error", "1 of 4 batches of the data have NaN or infinite values (batch 3: 1 of 96)"),
+        ("our layers", "warning", "2 of 4 batches of the data have NaN or infinite values (batch 2: 1 of 96)"),
+        ("no layers at all", "error", "and they reach the outputs"),
+    ],
+)
+def test_data_that_are_not_finite_are_named_in_the_whole_check(name, severity, words):
+    findings = bn.check(**poisoned_statistics.SICK[name]())
+    (finding,) = [finding for finding in findings if finding.code == "BN203"]
+    assert finding.severity == severity
+    assert words in finding.sentence
+    assert not findings.failed
+
+
 def test_a_batch_of_one_does_not_stop_training_any_more():
     arguments = single_value.case(single_value.classifier())
     with pytest.raises(ValueError, match="more than 1 value"):
