@@ -338,6 +338,19 @@ def test_data_without_a_finite_batch_calibrates_nothing_and_says_so(folder):
     assert not (folder / "o.pt").exists()
 
 
+def test_rejected_batches_are_told(folder):
+    data = np.random.default_rng(0).normal(size=(12, 2, 6, 6)).astype(np.float32)
+    data[5] = np.nan
+    np.save("some.npy", data)
+    with pytest.warns(bn.BatchNormWarning, match="NaN or infinite"):
+        output = run(*CALIBRATE[:2], "--data", "some.npy", "--batch-size", 4, "--out", "o.pt", "--json", "o.json")
+    assert "2 layers calibrated on 8 samples in 2 batches, 1 more rejected (NaN or infinite)" in " ".join(
+        output.split()
+    )
+    summary = RecordFile.from_json((folder / "o.json").read_text()).summary
+    assert (summary["samples"], summary["batches"], summary["rejected"]) == (8, 2, 1)
+
+
 def test_an_input_for_each_argument(folder):
     inputs = ("--input", "2,7:int64<50", "--input", "2,4")
     assert "written to two.pt" in run("fold", "net.py:Two", *inputs, "--out", "two.pt", "--json", "two.json")

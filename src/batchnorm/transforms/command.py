@@ -99,6 +99,7 @@ def calibrate(
         summary = {
             "samples": calibrated.samples,
             "batches": calibrated.batches,
+            "rejected": calibrated.rejected,
             "standard_error": calibrated.standard_error,
             "enough": calibrated.enough,
             "report": json_module.loads(calibrated.report.to_json()),
@@ -313,6 +314,7 @@ def _show_calibrated(calibrated: Calibrated, moves: list[Measurement], until: fl
     title = (
         f"{layers} layer{'s' * (layers != 1)} calibrated on {calibrated.samples} samples in {calibrated.batches} "
         f"batch{'es' * (calibrated.batches != 1)}"
+        + (f", {calibrated.rejected} more rejected (NaN or infinite)" if calibrated.rejected else "")
     )
     console.print(draw(Listing(title, columns, rows), numbers=columns[1:]))
     for listing in listings(Report((), calibrated.report.left)):
