@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from doctor_cases import never_updated
 from doctor_cases.mixed_forwards import gan
 from monitored import network, sgd, train
 from torch import nn
@@ -101,6 +102,27 @@ def test_labels(tell, batches, said):
                 run.told(torch.arange(8) % 2)
             train(model, optimizer, 1)
     assert run.findings.skipped == ({"BN306": said} if said else {})
+
+
+@pytest.mark.parametrize(("steps", "said"), [(2, "2 of 3 steps of new layers in evaluation mode"), (3, None)])
+def test_training_in_evaluation_mode(steps, said):
+    model = network().eval()
+    optimizer = sgd(model)
+    with bn.monitor(model, optimizer, warn=False, select=["BN202"]) as run:
+        train(model, optimizer, steps)
+    assert run.findings.skipped == ({"BN202": f"too short to judge: {said}"} if said else {})
+    assert run.findings.codes == (() if said else ("BN202",))
+
+
+def test_training_in_evaluation_mode_after_a_validation_is_said_once():
+    runs = []
+
+    def monitor(*arguments, **options):
+        runs.append(bn.monitor(*arguments, warn=False, **options))
+        return runs[-1]
+
+    never_updated.validates_first(monitor)
+    assert [finding.path for finding in runs[0].findings] == ["1", "4"]
 
 
 @pytest.mark.parametrize("where", ["outside", "inside", "nowhere"])

@@ -63,6 +63,16 @@ class Norm:
         return counted or bool((self.running_var != 1).any())
 
 
+def norm_of(path: str, layer: _BatchNorm) -> Norm:
+    """The tensors of a live layer.
+
+    >>> norm_of("bn1", nn.BatchNorm1d(2)).is_new
+    True
+    """
+    tensors = (layer.weight, layer.bias, layer.running_mean, layer.running_var, layer.num_batches_tracked)
+    return Norm(path, *tensors, layer)
+
+
 class Subject:
     """A model and what is known of it.
 
@@ -134,10 +144,7 @@ class Subject:
     def norms(self) -> list[Norm]:
         """The BN layers, each once, of the model or of the checkpoint."""
         if self.model is not None:
-            return [
-                Norm(path, m.weight, m.bias, m.running_mean, m.running_var, m.num_batches_tracked, m)
-                for path, m in self.layers
-            ]
+            return [norm_of(path, layer) for path, layer in self.layers]
         return list(_norms_in(self.state or {}))
 
     @cached_property
