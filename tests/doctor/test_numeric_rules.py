@@ -27,6 +27,34 @@ def test_accuracy_that_is_lost_is_an_error():
     assert finding.severity == "warning"
 
 
+def encoder(width):
+    """The features of a classifier whose statistics are stale, with the labels of its data."""
+    model, batches = stale_statistics.trained(0.001)
+    return {"model": nn.Sequential(*model[:3], nn.Linear(16, width)), "data": batches}
+
+
+@pytest.mark.parametrize("width", [3, 5, 64, 2], ids=str)
+def test_features_have_no_accuracy(width):
+    """Labels were given, and the model gives features: so many that some are 0, 1 and 2, or fewer than classes."""
+    (finding,) = bn.check(**encoder(width), select=["BN201"])
+    assert "accuracy" not in finding.sentence
+    assert "the outputs change by" in finding.sentence
+    assert "accuracy" not in finding.numbers
+    assert finding.severity == "warning"
+
+
+def test_scores_of_more_classes_than_the_data_have_an_accuracy():
+    arguments = stale_statistics.case(0.001)
+    head = arguments["model"][3]
+    arguments["model"][3] = nn.Linear(16, 10)
+    with torch.no_grad():
+        arguments["model"][3].weight[:3], arguments["model"][3].bias[:3] = head.weight, head.bias
+        arguments["model"][3].bias[3:] = -9.0
+    (finding,) = bn.check(**arguments, select=["BN201"])
+    assert "accuracy goes from" in finding.sentence
+    assert finding.severity == "error"
+
+
 def test_only_what_is_poisoned_is_measured_anew():
     arguments = poisoned_statistics.negative()
     repaired, report = bn.fix(arguments["model"], bn.check(**arguments, select=["BN203"]), unsafe=True)

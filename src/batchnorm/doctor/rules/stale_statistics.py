@@ -3,7 +3,8 @@
 ## What it does
 Measures the exact statistics of the data at every BN layer (`batchnorm.calibrate`, on a copy) and compares them with
 the running ones: by how many standard deviations the means are off, by which factor the variances, and what that does
-to the outputs and, where labels are given, to the accuracy in evaluation mode. It speaks only if both are off by more
+to the outputs and, where labels are given and the outputs are scores of them (the largest is right more often than by
+chance), to the accuracy in evaluation mode. It speaks only if both are off by more
 than a running average wanders anyway, and by more than the data can be wrong: sixteen examples cannot tell. It is
 silent where exact statistics make the accuracy worse, where a layer is as new (BN202) or holds NaN (BN203). Where the
 labels show that accuracy is lost, it is an error; otherwise a warning.
