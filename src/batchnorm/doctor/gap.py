@@ -81,7 +81,7 @@ def classify(subject: Subject, outputs: list[list[Tensor]]) -> bool:
     right = subject.accuracy(outputs)
     if right is None:
         return False
-    labels = torch.cat([subject.labels(batch).cpu() for batch in subject.batches])  # type: ignore[union-attr]
+    labels = torch.cat([subject.labels(batch).cpu() for batch in subject.sample])  # type: ignore[union-attr]
     widths = {given[0].shape[1] for given in outputs}
     if len(widths) > 1 or int(labels.min()) < 0 or int(labels.max()) >= min(widths):
         return False
