@@ -95,7 +95,7 @@ def test_the_batch_and_the_layer_that_were_first(name, first, inputs, parameters
             "all 4 batches of the data have NaN or infinite values (batch 1: 1 of 96), and they reach 1:",
         ),
         ("data of one batch", "error", "the batch of the data has NaN or infinite values (batch 1: 24 of 24)"),
-        ("one batch of the data", "error", "1 of 4 batches of the data have NaN or infinite values (batch 3: 1 of 96)"),
+        ("one batch of the data", "error", "1 of 4 batches of the data has NaN or infinite values (batch 3: 1 of 96)"),
         ("our layers", "warning", "2 of 4 batches of the data have NaN or infinite values (batch 2: 1 of 96)"),
         ("no layers at all", "error", "and they reach the outputs"),
     ],

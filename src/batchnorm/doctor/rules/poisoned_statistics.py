@@ -108,7 +108,7 @@ def _spoiled_data(subject: Subject) -> Iterator[Finding]:
     )  # fmt: skip
     yield RULE.found(
         "",
-        f"{which if len(inputs) > 1 else 'the batch'} of the data {'have' if len(inputs) > 1 else 'has'} NaN or "
+        f"{which if len(inputs) > 1 else 'the batch'} of the data {'have' if len(bad) > 1 else 'has'} NaN or "
         f"infinite values (batch {bad[0] + 1}: {wrong} of {total}), and they reach {place}: {harm}",
         DATA,
         severity="warning" if ours and not every else None,
