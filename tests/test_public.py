@@ -6,6 +6,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,3 +87,19 @@ def test_docstring_examples(name):
     assert results.failed == 0
     rule = ".doctor.rules." in name  # whose docstring is a page, and whose cases are its tests
     assert results.attempted > 0 or module.__file__.endswith("__init__.py") or name in UNSHOWN or rule
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_command_says_its_version_without_torch(option):
+    program = (
+        "import sys\nfrom batchnorm.cli import app\ntry:\n    app()\n"
+        "except SystemExit as end:\n    sys.stderr.write(f\"{end.code} {'torch' in sys.modules}\")"
+    )
+    done = subprocess.run([sys.executable, "-c", program, option], capture_output=True, text=True, check=True)
+    assert done.stdout == f"batchnorm {batchnorm.__version__}\n"
+    assert done.stderr == "0 False"
+
+
+def test_the_version_is_the_one_of_the_package():
+    about = Path(__file__).parents[1] / "pyproject.toml"
+    assert f'\nversion = "{batchnorm.__version__}"\n' in about.read_text(encoding="utf-8")

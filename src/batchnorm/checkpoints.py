@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchnorm.errors import BatchNormError
+from batchnorm.extras import install
 from batchnorm.files import _umask
 
 if TYPE_CHECKING:
@@ -182,9 +183,7 @@ def _safetensors(file: Path) -> dict[str, Tensor]:
 
 def _check_safetensors() -> None:
     if find_spec("safetensors") is None:
-        raise BatchNormError(
-            ".safetensors needs the package safetensors, which is not here", do="pip install safetensors"
-        )
+        raise BatchNormError(".safetensors needs the package safetensors, which is not here", do=install("safetensors"))
 
 
 def _unpickled(file: Path) -> Any:

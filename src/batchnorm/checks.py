@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+import weakref
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
+from batchnorm.hooks import running_place, users_frame
 from batchnorm.kernels.native import ACTIVATIONS
 from batchnorm.masks import readable
 from batchnorm.moments import Moments
@@ -15,10 +18,33 @@ from batchnorm.moments import Moments
 NONFINITE = ("reject", "raise")
 
 
+class _Warned:
+    """The call of a model that was warned of last (weakly), and the path of the layer that was the first in it."""
+
+    path = ""
+    call: tuple[weakref.ref[Any], ...] = ()
+
+    def is_told(self, path: str, call: tuple[Any, ...]) -> bool:
+        """Whether another layer has warned of this call."""
+        same = bool(self.call) and all(old() is new for old, new in zip(self.call, call, strict=True))
+        return bool(path) and path != self.path and same
+
+    def tell(self, path: str, call: tuple[Any, ...]) -> None:
+        """Remember a call."""
+        self.path = path
+        self.call = tuple(map(weakref.ref, call)) if all(part is not None for part in call) else ()
+
+
+_warned = _Warned()
+
+
 def report_nonfinite(finite: Tensor | bool, policy: str, where: str) -> None:
     """Raise or warn if a batch was refused.
 
-    >>> report_nonfinite(True, "raise", "conv1")
+    >>> report_nonfinite(True, "raise", "BatchNorm2d")
+
+    It says where the layer is in the model that was called. A batch that is not finite for one layer is not for those
+    behind it, so only the first of them warns.
     """
     if isinstance(finite, Tensor):
         # Looking at a value on another device waits for it; there, only "raise" is worth that.
@@ -32,9 +58,14 @@ def report_nonfinite(finite: Tensor | bool, policy: str, where: str) -> None:
         return
     problem = "the batch has NaN or infinite values (or overflows float32): its statistics were not used"
     do = "look at the layer's input, or lower the learning rate"
+    path, call = running_place()
+    where = f"{path} ({where})" if path else where
     if policy == "raise":
         raise NonFiniteBatch(problem, where=where, do=do)
-    warnings.warn(f"{where}: {problem}; {do}", BatchNormWarning, stacklevel=4)
+    if _warned.is_told(path, call):
+        return
+    warnings.warn(f"{where}: {problem}; {do}", BatchNormWarning, stacklevel=users_frame())
+    _warned.tell(path, call)
 
 
 def check_dimensions(x: Tensor, where: str) -> None:

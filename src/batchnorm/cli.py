@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from batchnorm import __version__
 from batchnorm.bench.command import bench
 from batchnorm.doctor.command import check
 from batchnorm.doctor.explain import explain, rules
@@ -22,6 +25,24 @@ app = typer.Typer(
 )
 for command in (race, watch_demo, report, check, explain, rules, calibrate, fold, bench):
     app.command()(command)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"batchnorm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_say_version, is_eager=True, help="Say which version this is, and end."
+        ),
+    ] = False,
+) -> None:
+    """What can be given in front of a command; without help of its own, so that the one above is shown."""
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 _OURS = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
+_CALL = nn.Module._call_impl.__code__
 _KINDS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 
 
@@ -73,6 +75,31 @@ def users_frame() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_OURS, _TORCH)):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def running_place() -> tuple[str, tuple[nn.Module | None, torch.Tensor | None]]:
+    """Return the path of the module that is running in the model that was called, that model, and what it was given.
+
+    >>> class Layer(nn.Module):
+    ...     def forward(self, x):
+    ...         return running_place()[0]
+    >>> nn.Sequential(nn.Identity(), nn.Sequential(Layer()))(torch.zeros(1)), Layer()(torch.zeros(1))
+    ('1.0', '')
+
+    A module does not know where it is; those who call it do, and they are on the stack. That takes a while: only for
+    what is told to the user.
+    """
+    calls = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            calls.append(frame.f_locals)
+        frame = frame.f_back
+    for call in reversed(calls):
+        path = next((path for path, module in call["self"].named_modules() if module is calls[0]["self"]), None)
+        if path is not None:
+            return path, (call["self"], first_tensor([*call["args"], *call["kwargs"].values()]))
+    return "", (None, None)
 
 
 def first_tensor(things: Iterable[Any]) -> torch.Tensor | None:

@@ -15,6 +15,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.files import write_atomically
 
 FORMAT = 1
+NEEDED = ("format", "command", "configuration", "measurements")  # in every file of records
 
 
 @dataclass(frozen=True)
@@ -95,15 +96,25 @@ class RecordFile:
 
         >>> RecordFile.from_json('{"command": "race", "configuration": {}, "measurements": [], "format": 1}').command
         'race'
+        >>> RecordFile.from_json("{}")
+        Traceback (most recent call last):
+        batchnorm.errors.BatchNormError: this is not a batchnorm record file (it has no format, command, \
+configuration, measurements); give what a command wrote with --json, what check --format json printed, or what watch \
+recorded
         """
         try:
+            if not text.strip():
+                raise _no_records("it is empty")
             fields = json.loads(text)
-            if fields["format"] != FORMAT:
+            missing = [key for key in NEEDED if key not in fields] if isinstance(fields, dict) else []
+            if "format" not in missing and fields["format"] != FORMAT:
                 raise BatchNormError(f"these records have format {fields['format']}, this version reads {FORMAT}")
+            if missing:
+                raise _no_records(f"it has no {', '.join(missing)}")
             fields["measurements"] = tuple(_measurement(m) for m in fields["measurements"])
             return cls(**fields)
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise BatchNormError(f"this is not a batchnorm record file ({error})") from error
+            raise _no_records(str(error)) from error
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the records atomically and return the path.
@@ -112,6 +123,13 @@ class RecordFile:
         PosixPath('race.json')
         """
         return write_atomically(path, self.to_json() + "\n")
+
+
+def _no_records(why: str) -> BatchNormError:
+    return BatchNormError(
+        f"this is not a batchnorm record file ({why})",
+        do="give what a command wrote with --json, what check --format json printed, or what watch recorded",
+    )
 
 
 @dataclass(frozen=True)
@@ -274,7 +292,7 @@ def read(path: str | os.PathLike[str]) -> RecordFile:
     try:
         return _from_lines(first, lines) if in_lines else RecordFile.from_json(content.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise BatchNormError("this is not a batchnorm record file (not text)", where=os.fspath(path)) from error
+        raise BatchNormError(_no_records("not text").problem, where=os.fspath(path)) from error
     except BatchNormError as error:
         raise BatchNormError(error.problem, where=os.fspath(path), do=error.do) from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from batchnorm.errors import BatchNormError
+from batchnorm.extras import install
 
 LIGHTNING = ("lightning.pytorch.callbacks", "pytorch_lightning.callbacks")
 
@@ -16,7 +17,7 @@ def lightning_callback(
 
     >>> lightning_callback("Watch", object, "observe.lightning", "Watches.", homes=("no_such_package.callbacks",))
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: observe.lightning: Lightning is not installed; pip install 'batchnorm[lightning]'
+    batchnorm.errors.BatchNormError: observe.lightning: Lightning is not installed; pip install 'lightning>=2.2'
     """
     for home in homes:
         try:
@@ -26,4 +27,4 @@ def lightning_callback(
                 raise
         else:
             return type(name, (events, callback), {"__doc__": doc, "__module__": module})
-    raise BatchNormError("Lightning is not installed", where=module, do="pip install 'batchnorm[lightning]'")
+    raise BatchNormError("Lightning is not installed", where=module, do=install("lightning"))

@@ -157,10 +157,7 @@ def test_a_bare_checkpoint(run, folder, suffix):
     code, out, _ = run("check", f"best.{suffix}", "--select", "BN101,BN2")
     assert code in (0, 1)
     assert "in a checkpoint with 1 batch normalisation layer" in out
-    assert (
-        "BN101 needs a model (a checkpoint has only tensors) and an example input (--input)" in out
-        or "rules need" in out
-    )
+    assert "  needs a model (a checkpoint has only tensors): BN101, BN201" in out
 
 
 @pytest.mark.parametrize(
@@ -180,6 +177,11 @@ def test_inputs_of_several_names(run):
     assert code == 0, out
     assert torch.load("f.pt", weights_only=True)["bn.running_mean"].mean() > 8
     assert run("check", "net.py:Two", "--input", "a=4,4; b=4,4")[0] in (0, 1)
+    together = run("check", "net.py:Two", "--input", "4,4;4,4", "--format", "json")
+    assert run("check", "net.py:Two", "--input", "4,4", "--input", "4,4", "--format", "json") == together
+    code, _, error = run("check", "net.py:Two", "--input", "4,4")
+    assert code == 2
+    assert "the model raised TypeError on the example" in error
 
 
 def test_a_loader_is_known_as_one(run, folder):

@@ -27,7 +27,9 @@ advice  BN101 bias-before-norm
   repair: bias=False (--fix)
 
 BN996 could not look, which is a bug worth a report: KeyError: 'weight'
-3 rules could not look: 2 rules need batches of data (--data); BN997 needs x
+3 rules could not look:
+  needs batches of data (--data): BN999, BN998
+  needs x: BN997
 1 error, 2 warnings, 1 advice"""
 
 

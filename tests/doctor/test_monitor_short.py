@@ -1,7 +1,10 @@
 """Runs that are too short: a rule that saw something and cannot judge it says how far it is."""
 
+import copy
+
 import pytest
 import torch
+from doctor_cases import never_updated
 from doctor_cases.mixed_forwards import gan
 from monitored import network, sgd, train
 from torch import nn
@@ -84,8 +87,13 @@ def test_tiny_batches(size, every, words):
     assert findings.codes == (("BN205",) if every == 1 else ())
 
 
-@pytest.mark.parametrize(("tell", "batches", "short"), [(True, 5, True), (True, 32, False), (False, 5, False)])
-def test_labels(tell, batches, short):
+SHORT = "too short to judge: the labels of 5 of 32 batches"
+LABELS = "needs the class labels of the batches (run.told(labels))"
+COPIES = "needs the copies that follow the model, if there are any (copies=)"
+
+
+@pytest.mark.parametrize(("tell", "batches", "said"), [(True, 5, SHORT), (True, 32, None), (False, 5, LABELS)])
+def test_labels(tell, batches, said):
     model = network()
     optimizer = sgd(model)
     with bn.monitor(model, optimizer, warn=False, select=["BN306"]) as run:
@@ -93,11 +101,51 @@ def test_labels(tell, batches, short):
             if tell:
                 run.told(torch.arange(8) % 2)
             train(model, optimizer, 1)
-    said = {"BN306": f"too short to judge: the labels of {batches} of 32 batches"} if short else {}
-    assert run.findings.skipped == said
+    assert run.findings.skipped == ({"BN306": said} if said else {})
 
 
-def test_an_ordinary_run_has_nothing_to_say_and_a_rule_that_broke_is_not_short():
+@pytest.mark.parametrize(("steps", "said"), [(2, "2 of 3 steps of new layers in evaluation mode"), (3, None)])
+def test_training_in_evaluation_mode(steps, said):
+    model = network().eval()
+    optimizer = sgd(model)
+    with bn.monitor(model, optimizer, warn=False, select=["BN202"]) as run:
+        train(model, optimizer, steps)
+    assert run.findings.skipped == ({"BN202": f"too short to judge: {said}"} if said else {})
+    assert run.findings.codes == (() if said else ("BN202",))
+
+
+def test_training_in_evaluation_mode_after_a_validation_is_said_once():
+    runs = []
+
+    def monitor(*arguments, **options):
+        runs.append(bn.monitor(*arguments, warn=False, **options))
+        return runs[-1]
+
+    never_updated.validates_first(monitor)
+    assert [finding.path for finding in runs[0].findings] == ["1", "4"]
+
+
+@pytest.mark.parametrize("where", ["outside", "inside", "nowhere"])
+def test_copies(where):
+    model = network()
+    averaged = copy.deepcopy(model).requires_grad_(False)
+    both = nn.ModuleDict({"online": model, "target": averaged}) if where == "inside" else model
+    copies = {"ema": averaged} if where == "outside" else None
+    optimizer = sgd(model)
+    with bn.monitor(both, optimizer, copies=copies, warn=False, select=["BN305"]) as run:
+        assert run.findings.skipped == {}  # nothing has happened yet
+        train(model, optimizer, 1)
+    assert run.findings.skipped == ({"BN305": COPIES} if where == "nowhere" else {})
+
+
+def test_a_model_without_layers_lacks_nothing():
+    model = nn.Linear(3, 2)
+    with bn.monitor(model, warn=False) as run:
+        model(torch.randn(4, 3))
+    assert run.findings.skipped == {}
+
+
+def test_an_ordinary_run_lacks_only_what_it_was_not_told_and_a_rule_that_broke_is_not_short():
     model = network()
     optimizer = sgd(model)
     with bn.monitor(model, optimizer, warn=False) as run:
@@ -105,5 +153,5 @@ def test_an_ordinary_run_has_nothing_to_say_and_a_rule_that_broke_is_not_short()
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-    assert run.findings.skipped == {}
+    assert run.findings.skipped == {"BN305": COPIES, "BN306": LABELS}
     assert "could not look" not in repr(run)

@@ -27,6 +27,34 @@ def test_accuracy_that_is_lost_is_an_error():
     assert finding.severity == "warning"
 
 
+def encoder(width):
+    """The features of a classifier whose statistics are stale, with the labels of its data."""
+    model, batches = stale_statistics.trained(0.001)
+    return {"model": nn.Sequential(*model[:3], nn.Linear(16, width)), "data": batches}
+
+
+@pytest.mark.parametrize("width", [3, 5, 64, 2], ids=str)
+def test_features_have_no_accuracy(width):
+    """Labels were given, and the model gives features: so many that some are 0, 1 and 2, or fewer than classes."""
+    (finding,) = bn.check(**encoder(width), select=["BN201"])
+    assert "accuracy" not in finding.sentence
+    assert "the outputs change by" in finding.sentence
+    assert "accuracy" not in finding.numbers
+    assert finding.severity == "warning"
+
+
+def test_scores_of_more_classes_than_the_data_have_an_accuracy():
+    arguments = stale_statistics.case(0.001)
+    head = arguments["model"][3]
+    arguments["model"][3] = nn.Linear(16, 10)
+    with torch.no_grad():
+        arguments["model"][3].weight[:3], arguments["model"][3].bias[:3] = head.weight, head.bias
+        arguments["model"][3].bias[3:] = -9.0
+    (finding,) = bn.check(**arguments, select=["BN201"])
+    assert "accuracy goes from" in finding.sentence
+    assert finding.severity == "error"
+
+
 def test_only_what_is_poisoned_is_measured_anew():
     arguments = poisoned_statistics.negative()
     repaired, report = bn.fix(arguments["model"], bn.check(**arguments, select=["BN203"]), unsafe=True)
@@ -51,6 +79,33 @@ def test_the_batch_and_the_layer_that_were_first(name, first, inputs, parameters
     assert finding.path == finding.numbers["first"] == first
     assert (finding.step, finding.numbers["call"]) == (3, 4)
     assert (finding.numbers["bad_inputs"], finding.numbers["bad_parameters"]) == (inputs, parameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "severity", "words"),
+    [
+        (
+            "an example",
+            "error",
+            "the example has 24 NaN or infinite values of 24, and they reach 1: what rules measured",
+        ),
+        (
+            "data",
+            "error",
+            "all 4 batches of the data have NaN or infinite values (batch 1: 1 of 96), and they reach 1:",
+        ),
+        ("data of one batch", "error", "the batch of the data has NaN or infinite values (batch 1: 24 of 24)"),
+        ("one batch of the data", "error", "1 of 4 batches of the data has NaN or infinite values (batch 3: 1 of 96)"),
+        ("our layers", "warning", "2 of 4 batches of the data have NaN or infinite values (batch 2: 1 of 96)"),
+        ("no layers at all", "error", "and they reach the outputs"),
+    ],
+)
+def test_data_that_are_not_finite_are_named_in_the_whole_check(name, severity, words):
+    findings = bn.check(**poisoned_statistics.SICK[name]())
+    (finding,) = [finding for finding in findings if finding.code == "BN203"]
+    assert finding.severity == severity
+    assert words in finding.sentence
+    assert not findings.failed
 
 
 def test_a_batch_of_one_does_not_stop_training_any_more():

@@ -45,6 +45,56 @@ def test_reject_warns_and_keeps_the_statistics(dims, last, value, momentum, path
     assert "\n" not in sentence
 
 
+class Net(torch.nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(3, 4), bn.BatchNorm1d(4, **options), torch.nn.Linear(4, 4))
+        self.last = bn.BatchNorm1d(4, **options)
+
+    def forward(self, x):
+        y = self.body(x)
+        return self.last(y)
+
+
+def line_of(function):
+    """The line of the first statement of a function."""
+    return function.__code__.co_firstlineno + 1
+
+
+def test_the_warning_names_the_layer_and_points_at_the_users_line(path):
+    model, bad = Net(), torch.full((5, 3), float("nan"))
+
+    def call():
+        model(bad)
+
+    with pytest.warns(bn.BatchNormWarning) as caught:
+        call()
+    (warning,) = caught  # the last layer is given NaN by the first, and has nothing to add
+    assert str(warning.message).startswith("body.1 (BatchNorm1d): the batch has NaN or infinite values")
+    assert (warning.filename, warning.lineno) == (__file__, line_of(Net.forward))
+
+    sequence = torch.nn.Sequential(model.body)
+    with pytest.warns(bn.BatchNormWarning, match=r"^0\.1 \(BatchNorm1d\)") as caught:
+        sequence(bad)  # no code of the user's in between: the line of the call
+    assert caught[0].filename == __file__
+    assert caught[0].lineno > line_of(Net.forward) + 10
+    with pytest.raises(bn.NonFiniteBatch, match=r"^body\.1 \(BatchNorm1d\): the batch has"):
+        Net(nonfinite="raise")(bad)
+
+
+@pytest.mark.filterwarnings("always::batchnorm.BatchNormWarning")
+def test_every_call_warns_once():
+    model, bad = Net(), torch.full((5, 3), float("nan"))
+    for batch in (bad, bad, bad.clone()):
+        with pytest.warns(bn.BatchNormWarning) as caught:
+            model(batch)
+        assert len(caught) == 1
+    for module, x, name in ((model.body, bad, "1 (BatchNorm1d)"), (model.last, bad[:, [0, 0, 0, 0]], "BatchNorm1d")):
+        with pytest.warns(bn.BatchNormWarning) as caught:
+            module(x)
+        assert [str(w.message).partition(":")[0] for w in caught] == [name]
+
+
 @DIMS
 @BAD
 def test_raise_raises_and_keeps_the_statistics(dims, value, path):

@@ -140,7 +140,7 @@ def test_what_is_missing_is_said(monkeypatch):
 
     adapter._watch.cache_clear()
     monkeypatch.setattr(trainers, "import_module", missing)
-    with pytest.raises(bn.BatchNormError, match=r"Lightning is not installed; pip install 'batchnorm\[lightning\]'"):
+    with pytest.raises(bn.BatchNormError, match=r"Lightning is not installed; pip install 'lightning>=2.2'"):
         _ = adapter.Watch
     with pytest.raises(AttributeError, match="no attribute 'Callback'"):
         _ = adapter.Callback

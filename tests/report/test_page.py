@@ -361,6 +361,13 @@ def test_the_command_opens_the_page_if_asked_to(tmp_path, monkeypatch, bench_rec
         ({}, "there is no {0}/run.json; name a file of records, or a folder of them"),
         ({"run.json": "{]"}, "{0}/run.json: this is not a batchnorm record file"),
         ({"run.json": '{"findings": 3}'}, "{0}/run.json: this is not a batchnorm record file"),
+        (
+            {"run.json": "{}"},
+            "{0}/run.json: this is not a batchnorm record file (it has no format, command, configuration); "
+            "give what a command wrote with --json",
+        ),
+        ({"run.json": ""}, "{0}/run.json: this is not a batchnorm record file (it is empty); give what"),
+        ({"run.json": "\n"}, "{0}/run.json: this is not a batchnorm record file (it is empty); give what"),
         ({"run.json/notes.txt": ""}, "{0}/run.json has no file of records; name one that has some (.json, .jsonl)"),
     ],
 )
@@ -374,8 +381,20 @@ def test_bad_input_gets_one_sentence(tmp_path, files, sentence):
     assert not (tmp_path / "page.html").exists()
 
 
+@pytest.mark.parametrize(("name", "exists"), [("pages", True), ("pages/", True), ("pages/", False)])
+def test_a_page_in_a_folder(tmp_path, bench_records, monkeypatch, name, exists):
+    monkeypatch.chdir(tmp_path)
+    bench_records.write("bench.json")
+    if exists:
+        (tmp_path / "pages").mkdir()
+    done = invoke("bench.json", "--out", name)
+    assert done.exit_code == 0, done.output
+    assert "The page is pages/report.html" in done.output
+    assert (tmp_path / "pages" / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
 def test_a_page_that_cannot_be_written_is_refused_first(tmp_path):
-    error = invoke(tmp_path / "none.json", "--out", tmp_path).exception
-    assert str(error) == f"--out is {tmp_path}, a folder; name a file in it"
     error = invoke(tmp_path / "none.json", "--out", "/dev/null/page.html").exception
     assert "cannot be written to" in str(error)
+    error = invoke(tmp_path / "none.json", "--out", "/dev/null/").exception
+    assert "--out is /dev/null/report.html, but /dev/null cannot be written to" in str(error)

@@ -202,6 +202,33 @@ def test_inplace_and_the_way_back():
     assert_same_state(model, before)
 
 
+@pytest.mark.filterwarnings("ignore::batchnorm.BatchNormWarning")
+def test_only_what_was_used_is_counted():
+    """What no layer could use is rejected; what the first could use, though not the second, was used."""
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2), nn.BatchNorm1d(2))
+    good, bad, huge = torch.randn(5, 2), torch.full((4, 2), math.nan), torch.randn(3, 2)
+    _, calibrated = bn.calibrate(model, [bad, good, bad])
+    assert (calibrated.batches, calibrated.samples, calibrated.rejected) == (1, 5, 2)
+    assert "1 batches, 2 more rejected, 5 samples" in repr(calibrated)
+    assert json.loads(calibrated.to_json())["rejected"] == 2
+
+    class Overflows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+
+        def forward(self, x):
+            y = self.first(x)
+            return self.second(y * math.inf if len(x) == 3 else y)
+
+    better, calibrated = bn.calibrate(Overflows(), [good, huge])
+    assert (calibrated.batches, calibrated.samples, calibrated.rejected) == (2, 8, 0)
+    assert [int(layer.num_batches_tracked) for layer in (better.first, better.second)] == [2, 1]
+    _, calibrated = bn.calibrate(model, [bad])  # not "there are no batches"
+    assert (calibrated.batches, calibrated.rejected) == (0, 1)
+    assert set(calibrated.report.left.values()) == {"no batch of finite numbers reached it"}
+
+
 def test_a_batch_that_is_not_finite_does_not_count():
     x = torch.randn(16, 2)
     bad = torch.full((4, 2), math.nan)

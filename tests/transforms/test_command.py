@@ -300,7 +300,7 @@ FOLD = ["fold", "net.py:make", "--input", "2,2,6,6", "--out", "o.pt"]
         ([*CALIBRATE, "--formula", "mean"], "calibrate: formula is 'mean'; use one of 'merged', 'paper'"),
         ([*CALIBRATE, "--max-batches", "0"], "calibrate: max_batches is 0; use 1 or more"),
         ([*FOLD, "--input", "2,2,six"], "the input '2,2,six' is not sizes such as 8,3,224,224"),
-        ([*FOLD, "--input", "2,5"], "the model, given [2, 5] float32, raises RuntimeError: "),
+        ([*FOLD[:2], "--input", "2,5", *FOLD[4:]], "the model, given [2, 5] float32, raises RuntimeError: "),
         ([*FOLD, "--out", "o.h5"], "the file is named 'o.h5'; end its name in .pt, .pth, .ckpt, .bin, .safetensors, "),
         ([*FOLD, "--leave", "bn1"], "fold: there is no BN layer 'bn1' to leave; use one of bn, last"),
         ([*FOLD, "--out", "o.onnx", "--leave", "bn"], "--leave and --tolerance do not go with .onnx; leave them out"),
@@ -336,6 +336,27 @@ def test_data_without_a_finite_batch_calibrates_nothing_and_says_so(folder):
     with pytest.raises(bn.BatchNormError, match="no layer was calibrated, and nothing is written"):
         run(*CALIBRATE[:2], "--data", "nan.npy", "--out", "o.pt")
     assert not (folder / "o.pt").exists()
+
+
+def test_rejected_batches_are_told(folder):
+    data = np.random.default_rng(0).normal(size=(12, 2, 6, 6)).astype(np.float32)
+    data[5] = np.nan
+    np.save("some.npy", data)
+    with pytest.warns(bn.BatchNormWarning, match="NaN or infinite"):
+        output = run(*CALIBRATE[:2], "--data", "some.npy", "--batch-size", 4, "--out", "o.pt", "--json", "o.json")
+    assert "2 layers calibrated on 8 samples in 2 batches, 1 more rejected (NaN or infinite)" in " ".join(
+        output.split()
+    )
+    summary = RecordFile.from_json((folder / "o.json").read_text()).summary
+    assert (summary["samples"], summary["batches"], summary["rejected"]) == (8, 2, 1)
+
+
+def test_an_input_for_each_argument(folder):
+    inputs = ("--input", "2,7:int64<50", "--input", "2,4")
+    assert "written to two.pt" in run("fold", "net.py:Two", *inputs, "--out", "two.pt", "--json", "two.json")
+    assert RecordFile.from_json((folder / "two.json").read_text()).configuration["input"] == "2,7:int64<50;2,4"
+    with pytest.raises(bn.BatchNormError, match="the model, given"):
+        run("fold", "net.py:Two", *inputs[:2], "--out", "one.pt")
 
 
 def test_the_program_ends_with_2_and_one_sentence_and_runs_nothing_in_a_pickle(folder):

@@ -37,12 +37,13 @@ def check(
     checkpoint: Annotated[str, typer.Option(help="Weights to put into the model; nothing in the file runs.")] = "",
     key: Annotated[str, typer.Option(help="Where in the checkpoint the model is, such as ema.state_dict.")] = "",
     example: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             "--input",
-            help="Sizes of a random input, such as 8,3,224,224 or ids=2,9:int64<99; several with ';' between them.",
+            help="Sizes of a random input, such as 8,3,224,224 or ids=2,9:int64<99; again for each further argument of "
+            "the model, or all of them with ';' between.",
         ),
-    ] = "",
+    ] = None,
     data: Annotated[
         str, typer.Option(help="Batches: .npy, .npz, .pt, .safetensors, a folder of them, or file.py:factory.")
     ] = "",
@@ -102,9 +103,10 @@ def check(
     _check_options(fix, unsafe_fixes, out, batch_size, max_batches)
     fail_on = config.one_of(fail_on or settings.fail_on, config.FAIL_ON, "--fail-on")
     format = config.one_of(format or settings.format, config.FORMATS, "--format")
+    sizes = ";".join(example or ())
     chosen = _words(select, "--select") or settings.select, _words(ignore, "--ignore") or settings.ignore
     wants_model = {
-        "--checkpoint": checkpoint, "--input": example, "--data": data, "--optimizer": optimizer, "--before": before,
+        "--checkpoint": checkpoint, "--input": sizes, "--data": data, "--optimizer": optimizer, "--before": before,
         "--purpose": purpose, "--fix": fix,
     }  # fmt: skip
     with redirect_stdout(sys.stderr):  # the user's code may print; what is printed here may be read by a machine
@@ -120,7 +122,7 @@ def check(
             subject: Any = load_state(model, key=key)
             arguments: dict[str, Any] = {}
         else:
-            subject, arguments = _load(model, checkpoint, key, example, data, batch_size, optimizer, before)
+            subject, arguments = _load(model, checkpoint, key, sizes, data, batch_size, optimizer, before)
         arguments |= {"select": chosen[0], "ignore": chosen[1], "max_batches": max_batches, "purpose": purpose}
         findings, ignored, report = _examine(subject, arguments, settings, unsafe_fixes, out)
     from batchnorm.doctor.formats import Outcome

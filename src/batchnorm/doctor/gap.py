@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from batchnorm.doctor.subject import Norm, Subject
@@ -15,6 +16,7 @@ MEAN, VARIANCE = 0.25, 0.4  # standard deviations; natural logarithm of the rati
 OUTPUT = 0.05  # of the outputs' deviation about their mean
 ERRORS = 4.0  # so many standard errors of what the data says
 ACCURACY = 0.05
+KNOWN, SURE = 0.5, 4.0  # of the answers; standard deviations of chance
 MOST = 10.0  # standard deviations, or a factor: what a single channel counts at most
 
 
@@ -25,6 +27,8 @@ class Effect:
         old, new = subject.outputs, subject.outputs_of(fresh)
         self.moved = moved_by(old, new)
         self.was, self.now = subject.accuracy(old), subject.accuracy(new)
+        if not (classify(subject, old) or classify(subject, new)):  # an encoder's features have no accuracy
+            self.was = self.now = None
         # The accuracy of so many examples is known to about this much, whichever it is.
         self.noise = 2 * math.sqrt(0.5 / max(calibrated.samples, 1))
         self.samples = calibrated.samples
@@ -62,6 +66,32 @@ class Effect:
         if self.was is not None and self.now is not None:
             known |= {"accuracy": self.was, "accuracy_calibrated": self.now}
         return known
+
+
+def classify(subject: Subject, outputs: list[list[Tensor]]) -> bool:
+    """Whether outputs look like scores of the classes: the largest is of one that there is, and right beyond chance.
+
+    >>> import torch
+    >>> labels = torch.arange(64) % 4
+    >>> subject = Subject(torch.nn.Identity(), data=[(torch.zeros(64, 4), labels)])
+    >>> scores = torch.nn.functional.one_hot(labels, 4).float()
+    >>> classify(subject, [[scores]]), classify(subject, [[torch.randn(64, 4)]]), classify(subject, [[scores[:, :2]]])
+    (True, False, False)
+    """
+    right = subject.accuracy(outputs)
+    if right is None:
+        return False
+    labels = torch.cat([subject.labels(batch).cpu() for batch in subject.sample])  # type: ignore[union-attr]
+    widths = {given[0].shape[1] for given in outputs}
+    if len(widths) > 1 or int(labels.min()) < 0 or int(labels.max()) >= min(widths):
+        return False
+    counts = [
+        torch.bincount(values, minlength=min(widths)).double() / len(labels)
+        for values in (torch.cat([given[0].argmax(1).cpu() for given in outputs]), labels)
+    ]
+    known = float(counts[0][counts[1] > 0].sum())  # the share of answers that are classes of the data
+    chance = float((counts[0] * counts[1]).sum())  # of answers as frequent as these, given without looking
+    return known > KNOWN and right - chance > SURE * math.sqrt(chance * (1 - chance) / len(labels))
 
 
 def limits(calibrated: Calibrated, path: str) -> tuple[float, float]:

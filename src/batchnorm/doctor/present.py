@@ -82,7 +82,9 @@ def draw(findings: Findings, *, everything: bool = False, options: bool = False,
         if len(repairs) == 1 and repairs[0]:
             parts.append(_indented(("repair: ", "green"), f"{printable(repairs[0])}{_machine(own, options)}"))
         parts.append(Text(""))
-    parts += [_indented((line, "dim"), by=0) for line in _remarks(findings, options)]
+    parts += [
+        _indented((line.strip(), "dim"), by=len(line) - len(line.lstrip())) for line in _remarks(findings, options)
+    ]
     left_out = f"; {ignored} ignored in {'its module' if ignored == 1 else 'their modules'}" if ignored else ""
     parts.append(Text.assemble((findings.counted(), "bold"), _among(findings), left_out))
     return Group(*parts)
@@ -111,7 +113,7 @@ def _remarks(findings: Findings, options: bool) -> list[str]:
         for code, why in findings.failed.items()
     ]
     if findings.skipped:
-        lines.append(summarise_skipped(findings.skipped, options))
+        lines += summarise_skipped(findings.skipped, options)
     return lines
 
 
@@ -125,24 +127,27 @@ def _among(findings: Findings) -> str:
     return f" in a {what} with {layers}"
 
 
-def summarise_skipped(skipped: Mapping[str, str], options: bool = False) -> str:
-    """Say in one line how many rules could not look, and what would let them.
+def summarise_skipped(skipped: Mapping[str, str], options: bool = False) -> list[str]:
+    """Say how many rules could not look, and which lack what, a line for each reason.
 
-    >>> summarise_skipped({"BN201": "needs batches of data (data=)", "BN301": "needs a training run (bn.monitor)"})
-    '2 rules could not look: BN201 needs batches of data (data=); BN301 needs a training run (bn.monitor)'
+    >>> skipped = {"BN201": "needs batches of data (data=)", "BN301": "needs a run", "BN302": "needs a run and luck"}
+    >>> print(*summarise_skipped(skipped), sep="\\n")
+    3 rules could not look:
+      needs a run: BN301, BN302
+      needs batches of data (data=): BN201
+
+    Of a rule that lacks several things the first is said: the others are in ``findings.skipped``.
     """
     reasons: dict[str, list[str]] = {}
     for code, why in skipped.items():
-        reasons.setdefault(why, []).append(code)
-    parts = []
+        reasons.setdefault(why.partition(" and ")[0] if why.startswith("needs ") else why, []).append(code)
+    lines = [f"{len(skipped)} rule{'' if len(skipped) == 1 else 's'} could not look:"]
     for why, codes in sorted(reasons.items(), key=lambda item: -len(item[1])):
-        who = codes[0] if len(codes) == 1 else f"{len(codes)} rules"
-        parts.append(f"{who} {why if len(codes) == 1 else why.replace('needs', 'need', 1)}")
-    text = f"{len(skipped)} rule{'' if len(skipped) == 1 else 's'} could not look: {'; '.join(parts)}"
+        lines.append(f"  {why}: {', '.join(codes)}")
     if options:
         for argument, option in OPTIONS.items():
-            text = text.replace(f"({argument})", f"({option})")
-    return text
+            lines = [line.replace(f"({argument})", f"({option})") for line in lines]
+    return lines
 
 
 def _indented(*parts: str | tuple[str, str], by: int = 2) -> RenderableType:

@@ -77,9 +77,16 @@ class Run:
 
     @property
     def findings(self) -> Findings:
-        """What was found so far; ``skipped`` has the rules that saw something and need more steps to judge it."""
-        short = {code: watcher.short(self) for code, watcher in self._watchers.items() if code not in self.failed}
-        skipped = {code: f"too short to judge: {why}" for code, why in short.items() if why}
+        """What was found so far; ``skipped`` has the rules that have to be told something and were not, and those that
+        saw something and need more steps to judge it."""
+        skipped: dict[str, str] = {}
+        for code, watcher in self._watchers.items() if self.call else ():
+            if code in self.failed:
+                continue
+            if lacks := watcher.lacks(self) if self._paths else "":
+                skipped[code] = f"needs {lacks}"
+            elif short := watcher.short(self):
+                skipped[code] = f"too short to judge: {short}"
         return Findings(self._found.values(), skipped, self.failed)
 
     def told(self, labels: Tensor) -> None:

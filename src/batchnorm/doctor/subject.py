@@ -27,6 +27,9 @@ from batchnorm.transforms.calibrate import Calibrated, calibrate
 
 Forward = Callable[[nn.Module, Any], Any]
 BATCHES = 64  # of data, at most, unless more are asked for
+# What rules measure on many batches does not get surer by more examples than these: the tolerances of `gap` are wider
+# than the errors of so many, and so is its tolerance of a loss of accuracy, where there are labels to tell that.
+EXAMPLES, LABELLED, PARTS = 512, 800, 8  # examples, those with labels, and batches
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,16 @@ class Norm:
         return counted or bool((self.running_var != 1).any())
 
 
+def norm_of(path: str, layer: _BatchNorm) -> Norm:
+    """The tensors of a live layer.
+
+    >>> norm_of("bn1", nn.BatchNorm1d(2)).is_new
+    True
+    """
+    tensors = (layer.weight, layer.bias, layer.running_mean, layer.running_var, layer.num_batches_tracked)
+    return Norm(path, *tensors, layer)
+
+
 class Subject:
     """A model and what is known of it.
 
@@ -96,6 +109,7 @@ class Subject:
         with random_states():  # a DataLoader draws a number whenever it begins
             self.batches: list[Any] = [] if data is None else list(itertools.islice(data, max_batches))
         self._forward = forward
+        self.tallies: dict[str, Any] = {}  # of rules that look at the same passes, by code (see `tallies`)
         if example is None and self.batches:
             example = self._input(self.batches[0])
         self.example = example
@@ -134,10 +148,7 @@ class Subject:
     def norms(self) -> list[Norm]:
         """The BN layers, each once, of the model or of the checkpoint."""
         if self.model is not None:
-            return [
-                Norm(path, m.weight, m.bias, m.running_mean, m.running_var, m.num_batches_tracked, m)
-                for path, m in self.layers
-            ]
+            return [norm_of(path, layer) for path, layer in self.layers]
         return list(_norms_in(self.state or {}))
 
     @cached_property
@@ -185,6 +196,19 @@ class Subject:
         fits = labels.dim() == 1 and bool(first) and first[0].dim() > 0 and len(labels) == len(first[0])
         return labels if whole and fits else None
 
+    @cached_property
+    def sample(self) -> list[Any]:
+        """As many of the batches, spread over all of them, as it takes to be sure of statistics and accuracy.
+
+        >>> len(Subject(nn.ReLU(), data=torch.randn(6400, 1).split(100)).sample)
+        8
+        """
+        counts = [next((len(t) for t in tensors_in(self._input(b)) if t.dim()), 0) for b in self.batches]
+        if 0 in counts:
+            return self.batches
+        wanted = LABELLED if self.labelled else EXAMPLES
+        return spread(self.batches, max(PARTS, -(-wanted * len(counts) // max(sum(counts), 1))))
+
     # ---- running it
 
     def run(self, model: nn.Module, example: Any) -> Any:
@@ -220,14 +244,14 @@ class Subject:
 
     @cached_property
     def outputs(self) -> list[list[Tensor]]:
-        """What the model gives for every batch (or for the example) in evaluation mode."""
+        """What the model gives for the batches of the sample (or for the example) in evaluation mode."""
         return self.outputs_of(self.net)
 
     def outputs_of(self, model: nn.Module) -> list[list[Tensor]]:
-        """What some model gives for every batch (or for the example) in evaluation mode; it is left as it was."""
+        """What some model gives for the sample (or for the example) in evaluation mode; it is left as it was."""
         with untouched(model), torch.no_grad():
             model.eval()
-            inputs = [self._input(batch) for batch in self.batches] or [self.example]
+            inputs = [self._input(batch) for batch in self.sample] or [self.example]
             return [tensors_in(self.run(model, given)) for given in inputs]
 
     def accuracy(self, outputs: list[list[Tensor]]) -> float | None:
@@ -235,7 +259,7 @@ class Subject:
         if not self.labelled:
             return None
         right = total = 0
-        for batch, given in zip(self.batches, outputs, strict=True):
+        for batch, given in zip(self.sample, outputs, strict=True):
             labels = self.labels(batch)
             if labels is None or not given or given[0].dim() != 2 or len(given[0]) != len(labels):
                 return None
@@ -250,7 +274,18 @@ class Subject:
 
     def calibrated(self, model: nn.Module) -> tuple[nn.Module, Calibrated]:
         """Return a copy of some model with the exact statistics of the data."""
-        return measured(copy.deepcopy(model), self.batches, self._forward)
+        return measured(copy.deepcopy(model), self.sample, self._forward)
+
+
+def spread(batches: list[Any], most: int) -> list[Any]:
+    """Return so many batches, as far apart as can be; the first and the last are among them.
+
+    >>> spread(list(range(10)), 4)
+    [0, 3, 6, 9]
+    """
+    if len(batches) <= most or most < 2:
+        return batches[:most] if most < 2 else batches
+    return [batches[round(i * (len(batches) - 1) / (most - 1))] for i in range(most)]
 
 
 def measured(model: nn.Module, batches: Sequence[Any], forward: Forward | None) -> tuple[nn.Module, Calibrated]:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.run import uses
-from batchnorm.doctor.subject import Subject
+from batchnorm.doctor.subject import Subject, spread
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.layers.sync import Synchronised
 from batchnorm.preserve import untouched
 from batchnorm.transforms.freeze import is_frozen
 from batchnorm.transforms.measuring import Tally, observing
 
+FED = 16  # batches at most
+# By code, what a rule wants to add up over the data; the rules put themselves in.
+SHARED: dict[str, Callable[[Subject], Mapping[_BatchNorm, Tally]]] = {}
+
 
 def feed(subject: Subject, tallies: Mapping[_BatchNorm, Tally]) -> int:
-    """Show the model every batch (or the example), with batch statistics as in training; return how many it took.
+    """Show the model the batches (or the example), with batch statistics as in training; return how many it took.
 
     >>> class Shapes:
     ...     def __init__(self):
@@ -32,10 +37,10 @@ def feed(subject: Subject, tallies: Mapping[_BatchNorm, Tally]) -> int:
     (2, [(8, 2), (4, 2)])
 
     Nothing is updated, and the model is left as it was. A batch of one value per channel, which a layer refuses, is
-    left out.
+    left out; of very many batches some are shown, spread over all.
     """
     model, taken = subject.net, 0
-    inputs = [subject._input(batch) for batch in subject.batches] or [subject.example]
+    inputs = [subject._input(batch) for batch in spread(subject.batches, FED)] or [subject.example]
     with untouched(model), torch.no_grad(), warnings.catch_warnings(), observing(model, tallies):
         warnings.simplefilter("ignore", BatchNormWarning)  # of a batch that is not finite: another rule's business
         for given in inputs:
@@ -47,6 +52,47 @@ def feed(subject: Subject, tallies: Mapping[_BatchNorm, Tally]) -> int:
                 continue
             taken += 1
     return taken
+
+
+class _All:
+    """The tallies of all rules for one layer; one that breaks breaks its own rule only."""
+
+    def __init__(self, broken: dict[str, Exception]) -> None:
+        self.tallies: dict[str, Tally] = {}
+        self.broken = broken
+
+    def add(self, x: Tensor, mask: Tensor | None) -> bool:
+        for code, tally in self.tallies.items():
+            if code not in self.broken:
+                try:
+                    tally.add(x, mask)
+                except Exception as error:
+                    self.broken[code] = error
+        return True
+
+
+def shared(subject: Subject, code: str) -> Mapping[_BatchNorm, Any]:
+    """The tallies of a rule over the data, by layer; the passes are made once, for all rules of `SHARED`.
+
+    >>> from batchnorm.doctor.rules.large_mean import RULE
+    >>> subject = Subject(nn.Sequential(nn.BatchNorm1d(2)), example=torch.randn(8, 2))
+    >>> shared(subject, RULE.code) is shared(subject, RULE.code)
+    True
+    """
+    if not subject.tallies:
+        broken: dict[str, Exception] = {}
+        layers: dict[_BatchNorm, _All] = {}
+        made = {of: make(subject) for of, make in SHARED.items()}
+        for of, tallies in made.items():
+            for layer, tally in tallies.items():
+                layers.setdefault(layer, _All(broken)).tallies[of] = tally
+        if layers:
+            feed(subject, layers)
+        subject.tallies = {**made, **broken}
+    found = subject.tallies[code]
+    if isinstance(found, Exception):
+        raise found
+    return found  # type: ignore[no-any-return]
 
 
 def training_norms(subject: Subject) -> dict[str, _BatchNorm]:

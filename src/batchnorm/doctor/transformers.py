@@ -14,6 +14,7 @@ from typing import Any
 from batchnorm.doctor.attached import Attached
 from batchnorm.doctor.findings import Findings
 from batchnorm.errors import BatchNormError
+from batchnorm.extras import install
 
 
 class Events:
@@ -55,9 +56,7 @@ def _monitor() -> type:
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
-        raise BatchNormError(
-            "transformers is not installed", where=__name__, do="pip install transformers accelerate"
-        ) from error
+        raise BatchNormError("transformers is not installed", where=__name__, do=install("transformers")) from error
     return type("Monitor", (Events, callback), {"__doc__": __doc__, "__module__": __name__})
 
 

@@ -116,6 +116,10 @@ class Watcher:
         """Say how much of what the rule needs the run has had, if it saw something and could not judge it yet."""
         return ""
 
+    def lacks(self, run: Run) -> str:
+        """Say what the rule has to be told by the user, and was not; in the words of ``NEEDS``."""
+        return ""
+
 
 EVENTS = (
     "on_begin", "on_call", "on_input", "on_pass", "on_export", "on_module", "on_return", "on_copy", "on_backward",

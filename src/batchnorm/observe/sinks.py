@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from batchnorm.errors import BatchNormError
+from batchnorm.extras import install
 from batchnorm.files import write_atomically
 from batchnorm.records import Measurement, RecordFile, header_line, line, read
 
@@ -160,7 +161,7 @@ class TensorBoard:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:
                 raise BatchNormError(
-                    f"TensorBoard is not installed ({error})", where="watch", do="pip install 'batchnorm[tensorboard]'"
+                    f"TensorBoard is not installed ({error})", where="watch", do=install("tensorboard")
                 ) from error
             self._writer = SummaryWriter(  # type: ignore[no-untyped-call]
                 str(self._folder), purge_step=start if start else None

@@ -21,7 +21,9 @@ def report(
             show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Write the page here.")] = Path("report.html"),
+    out: Annotated[
+        str, typer.Option(metavar="FILE", help="Write the page here; in a folder, it is named report.html.")
+    ] = "report.html",
     open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Draw records as one HTML page that works from disk, without a network.
@@ -38,24 +40,23 @@ def report(
 
       batchnorm report run.jsonl findings.json --open
     """
-    check_page(out)
+    page = page_named(out)
+    check_folder(page.absolute().parent, page)
     from batchnorm.report.load import load
     from batchnorm.report.page import write_page
 
-    written = write_page(load(runs), out)
+    written = write_page(load(runs), page)
     announce(written, open)
 
 
-def check_page(path: Path) -> None:
-    """Refuse a page that could not be written, before anything slow begins.
+def page_named(out: str) -> Path:
+    """Where a page goes: the file that is named, or report.html in the folder that is (or is to be, with a slash).
 
-    >>> check_page(Path("/"))
-    Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: --out is /, a folder; name a file in it
+    >>> page_named("race.html").name, page_named("/").name, page_named("pages-to-be/").as_posix()
+    ('race.html', 'report.html', 'pages-to-be/report.html')
     """
-    if path.is_dir():
-        raise BatchNormError(f"--out is {path}, a folder", do="name a file in it")
-    check_folder(path.absolute().parent, path)
+    slash = out.endswith(tuple(filter(None, (os.sep, os.altsep, "/"))))
+    return Path(out) / "report.html" if slash or Path(out).is_dir() else Path(out)
 
 
 def check_folder(folder: Path, named: Path | None = None) -> None:

@@ -48,7 +48,8 @@ class Calibrated(Measured):
     >>> calibrated.restore()[0].running_var  # `with calibrated:` does it at the end of a block
     tensor([1., 1.])
 
-    ``report`` lists what changed and what was left alone. ``samples`` and ``batches`` say how many were used.
+    ``report`` lists what changed and what was left alone. ``samples`` and ``batches`` say how many were used,
+    ``rejected`` how many batches were not, because every layer that they reached was given NaN or infinite values.
     ``standard_errors`` has, for each layer, the standard error of its means, in standard deviations, and of its
     variances, as a share of them (root mean square over channels); ``standard_error`` is the largest of all. They come
     from how much batches differ from one another, so positions of an image that are alike do not count as many.
@@ -57,7 +58,7 @@ class Calibrated(Measured):
 
     def __init__(self, model: nn.Module, state: State) -> None:
         super().__init__(model, state)
-        self.samples = 0
+        self.samples = self.rejected = 0
         self.standard_errors: dict[str, tuple[float, float]] = {}
         self.enough: bool | None = None
 
@@ -71,18 +72,20 @@ class Calibrated(Measured):
         return max((e for pair in self.standard_errors.values() for e in pair), default=math.inf)
 
     def figures(self) -> dict[str, Any]:
-        """Return samples, batches and standard errors, for `to_json`.
+        """Return samples, batches (used and rejected) and standard errors, for `to_json`.
 
         >>> calibrate(nn.BatchNorm1d(1), [torch.randn(4, 1)])[1].figures()["samples"]
         4
         """
         errors = {"standard_error": self.standard_error, "standard_errors": self.standard_errors}
-        return {"samples": self.samples, **super().figures(), **errors, "enough": self.enough}
+        counts = {"samples": self.samples, **super().figures(), "rejected": self.rejected}
+        return {**counts, **errors, "enough": self.enough}
 
     def __repr__(self) -> str:
         layers = len(self.report.paths)
+        refused = f", {self.rejected} more rejected" if self.rejected else ""
         return (
-            f"Calibrated({layers} layer{'s' * (layers != 1)}, {self.batches} batches, {self.samples} samples, "
+            f"Calibrated({layers} layer{'s' * (layers != 1)}, {self.batches} batches{refused}, {self.samples} samples, "
             f"standard error {self.standard_error:.2g})"
         )
 
@@ -162,12 +165,13 @@ def calibrate(
                 total = _total(seen, layers, together, begun)
                 _judge(calibrated, layers, total)
                 calibrated.batches, calibrated.samples = total.batches, total.samples
+                calibrated.rejected = total.rejected
                 say(f"standard error {calibrated.standard_error:.2g}")
                 if until is not None:
                     calibrated.enough = calibrated.standard_error <= until
                 if calibrated.enough or not going_on:
                     break
-        if not calibrated.batches:
+        if not calibrated.batches + calibrated.rejected:
             raise no_batches("calibrate")
         calibrated.report = _write(layers, total, formula, left)
     except BaseException:
@@ -178,11 +182,16 @@ def calibrate(
 
 
 class _Count:
-    """How far this process is: batches, samples, and whether the samples of this batch were counted."""
+    """How far this process is: batches, those of them that no layer could use, and the samples of the others."""
 
     def __init__(self) -> None:
-        self.batches = self.samples = 0
-        self.counted = False
+        self.batches = self.samples = self.rejected = 0
+        self.counted = self.refused = False  # by some layer, in this batch
+
+    def end_batch(self) -> None:
+        self.batches += 1
+        self.rejected += self.refused and not self.counted
+        self.counted = self.refused = False
 
 
 class _Site:
@@ -200,13 +209,14 @@ class _Site:
         self.sums = [zeros, zeros]  # over mini-batches: means, unbiased variances
 
     def add(self, x: Tensor, mask: Tensor | None) -> bool:
-        if not self.begun.counted:
-            self.begun.samples += x.shape[0]
-            self.begun.counted = True
         groups = self.layer._groups(x) if self.paper and isinstance(self.layer, _Fast) else 1
         found = Moments(*(t.cpu().double() for t in moments(x.detach(), mask=mask, groups=groups)))
         if not bool(torch.isfinite(found.mean).all() & torch.isfinite(found.var).all()):
+            self.begun.refused = True
             return False
+        if not self.begun.counted:
+            self.begun.samples += x.shape[0]
+            self.begun.counted = True
         if self.paper:  # a virtual batch is a batch too
             self._add_up(found if groups > 1 else Moments(*(t.unsqueeze(0) for t in found)))
         self.calls += 1
@@ -238,8 +248,8 @@ class _Site:
 class _Total:
     """What all processes saw, layer by layer: one row of parts a layer, with count 0 where there is none."""
 
-    def __init__(self, batches: int, samples: int) -> None:
-        self.batches, self.samples = batches, samples
+    def __init__(self, batches: int, samples: int, rejected: int) -> None:
+        self.batches, self.samples, self.rejected = batches, samples, rejected
         self.parts: list[Moments] = []
         self.calls: list[int] = []
         self.minis: list[int] = []
@@ -270,9 +280,8 @@ def _rounds(
     """
     pause = 4
     for batch in stream:
-        begun.counted = False
         forward(model, batch)
-        begun.batches += 1
+        begun.end_batch()
         for site in seen.values():
             site.end_batch()
         if begun.batches == most:
@@ -288,7 +297,7 @@ def _total(
     seen: dict[_BatchNorm, _Site], layers: list[tuple[str, _BatchNorm]], group: Together, begun: _Count
 ) -> _Total:
     """Bring together what all processes saw."""
-    numbers = [torch.tensor([begun.batches, begun.samples], dtype=torch.float64)]
+    numbers = [torch.tensor([begun.batches - begun.rejected, begun.samples, begun.rejected], dtype=torch.float64)]
     for _, layer in layers:
         site = seen[layer]
         channels = len(site.sums[0])
@@ -299,8 +308,8 @@ def _total(
         calls = torch.tensor([site.calls, site.minis], dtype=torch.float64)
         numbers += [calls, *site.sums, count, both.flatten()]
     rows = group.rows(torch.cat(numbers))
-    total = _Total(int(rows[:, 0].sum()), int(rows[:, 1].sum()))
-    at = 2
+    total = _Total(*(int(count) for count in rows[:, :3].sum(0)))
+    at = 3
     for _, layer in layers:
         channels = len(seen[layer].sums[0])
         sizes = [1, 1, channels, channels, PARTS, PARTS * channels, PARTS * channels]

@@ -99,6 +99,7 @@ def calibrate(
         summary = {
             "samples": calibrated.samples,
             "batches": calibrated.batches,
+            "rejected": calibrated.rejected,
             "standard_error": calibrated.standard_error,
             "enough": calibrated.enough,
             "report": json_module.loads(calibrated.report.to_json()),
@@ -117,11 +118,11 @@ def fold(
         ),
     ],
     input: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             metavar="SIZES",
-            help="What the model is called with: 1,3,224,224. Several with ';' between them; other numbers as "
-            "1,128:int64<1000 (whole, below 1000); by name as ids=1,128:int64<1000.",
+            help="What the model is called with: 1,3,224,224. Again for each further argument, or all of them with ';' "
+            "between; other numbers as 1,128:int64<1000 (whole, below 1000); by name as ids=1,128:int64<1000.",
         ),
     ] = None,
     data: Annotated[
@@ -163,14 +164,15 @@ def fold(
     stays = [name.strip() for name in leave.split(",") if name.strip()]
     if out.suffix in PROGRAMS and (stays or tolerance is not None):
         raise BatchNormError(f"--leave and --tolerance do not go with {out.suffix}", do="leave them out")
-    if (input is None) is (data is None):
+    sizes = ";".join(input) if input else None
+    if (sizes is None) is (data is None):
         raise BatchNormError("fold needs --input or --data, one of them", do="say sizes as --input 1,3,224,224")
     from batchnorm.transforms.export import export
     from batchnorm.transforms.fold import fold as fold_model
 
     network = load_model(model, checkpoint, key=key)
     network.eval()
-    example = _moved(_example(input, data, _dtype_of(network)), network)
+    example = _moved(_example(sizes, data, _dtype_of(network)), network)
     _try(network, example)
     if out.suffix in PROGRAMS:
         with replacing(out) as temporary:
@@ -186,7 +188,7 @@ def fold(
     typer.echo(f"written to {' and '.join(written)}")
     if json is not None:
         configuration = {"model": model, "checkpoint": str(checkpoint or ""), "out": str(out)}
-        configuration |= {"input": input or ""} if data is None else {"data": data}
+        configuration |= {"input": sizes or ""} if data is None else {"data": data}
         summary = json_module.loads(report.to_json())
         _write_json(json, RecordFile("fold", configuration, _measured(report), summary))
 
@@ -312,6 +314,7 @@ def _show_calibrated(calibrated: Calibrated, moves: list[Measurement], until: fl
     title = (
         f"{layers} layer{'s' * (layers != 1)} calibrated on {calibrated.samples} samples in {calibrated.batches} "
         f"batch{'es' * (calibrated.batches != 1)}"
+        + (f", {calibrated.rejected} more rejected (NaN or infinite)" if calibrated.rejected else "")
     )
     console.print(draw(Listing(title, columns, rows), numbers=columns[1:]))
     for listing in listings(Report((), calibrated.report.left)):

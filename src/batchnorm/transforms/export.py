@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from batchnorm.checkpoints import replacing
 from batchnorm.errors import BatchNormError, NotEquivalent
+from batchnorm.extras import install
 from batchnorm.graph import call_with, check_model
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import random_states
@@ -54,9 +55,7 @@ its statistics; call model.eval() first
         )
     missing = [name for name in ("onnx", "onnxscript") if file.suffix == ".onnx" and find_spec(name) is None]
     if missing:
-        raise BatchNormError(
-            f"{' and '.join(missing)} cannot be imported", where="export", do="pip install 'batchnorm[onnx]'"
-        )
+        raise BatchNormError(f"{' and '.join(missing)} cannot be imported", where="export", do=install("onnx"))
     folded, report = (model, Report())
     if any(is_norm(module) for module in model.modules()):  # there is none after `fold`, or after `convert`
         folded, report = fold(model, example)

@@ -6,10 +6,10 @@ from torch import nn
 import batchnorm as bn
 
 
-def network(momentum=0.1, **arguments):
+def network(momentum=0.1, norm=nn.BatchNorm2d, **arguments):
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=momentum, **arguments), nn.ReLU(),
-        nn.Conv2d(8, 4, 3), nn.BatchNorm2d(4, momentum=momentum, **arguments),
+        nn.Conv2d(3, 8, 3), norm(8, momentum=momentum, **arguments), nn.ReLU(),
+        nn.Conv2d(8, 4, 3), norm(4, momentum=momentum, **arguments),
     )  # fmt: skip
 
 
@@ -93,6 +93,94 @@ def dcgan():
     for layer in (model[1], model[4]):
         nn.init.normal_(layer.weight, 1.0, 0.02)
     return {"model": model}
+
+
+def run(monitor, model, modes=None, steps=5, together=None):
+    """A loop that sets no mode, or those of ``modes(model, step)``."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with monitor(together or model, optimizer):
+        for step in range(steps):
+            if modes is not None:
+                modes(model, step)
+            optimizer.zero_grad()
+            (model(torch.randn(8, 3, 8, 8)) - 1).square().mean().backward()
+            optimizer.step()
+
+
+def only_layers(model, step):
+    """Fine-tuning code that holds all BN layers still, in a model that learns."""
+    model.train()
+    for layer in (model[1], model[4]):
+        layer.eval()
+
+
+def validates_first(monitor):
+    """A sanity check before the first epoch, as Lightning's, and nobody calls train() after it: BN105 says that."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with monitor(model, optimizer, select=["BN105", "BN202"]) as watching:
+        with torch.no_grad():
+            model.eval()(torch.randn(8, 3, 8, 8))
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(8, 3, 8, 8)).square().mean().backward()
+            optimizer.step()
+    assert watching.findings.codes == ("BN105",)
+
+
+def pretrained(**arguments):
+    return trained(steps=3, **arguments)[0].eval()
+
+
+def folded():
+    """Statistics of 0 and 1 that are right: a converter has put the real ones into gamma and beta."""
+    model = network().eval()
+    with torch.no_grad():
+        for layer in (model[1], model[4]):
+            layer.bias.normal_()
+    return model
+
+
+def only_others_learn(monitor):
+    model = network().eval()
+    for layer in (model[1], model[4]):
+        layer.requires_grad_(False)
+    run(monitor, model)
+
+
+def evaluated(monitor):
+    model = network().eval()
+    with monitor(model), torch.no_grad():
+        for _ in range(5):
+            model(torch.randn(8, 3, 8, 8))
+
+
+SICK_RUNS = {
+    "eval() from the first step": lambda monitor: run(monitor, network().eval()),
+    "one of several": lambda monitor: run(monitor, m := network().eval(), together={"G": m, "D": nn.BatchNorm1d(3)}),
+    "layers of ours": lambda monitor: run(monitor, network(norm=bn.BatchNorm2d).eval()),
+    "eval() in every epoch": lambda monitor: run(monitor, network(), modes=lambda model, step: model.eval()),
+    "random gammas": lambda monitor: run(monitor, dcgan()["model"].eval()),
+    "a new head on a pretrained body": lambda monitor: run(
+        monitor, nn.Sequential(*pretrained(), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)).eval()
+    ),
+}
+HEALTHY_RUNS = {
+    "training mode": lambda monitor: run(monitor, network()),
+    "pretrained, with frozen statistics": lambda monitor: run(monitor, pretrained()),
+    "freeze": lambda monitor: run(monitor, bn.freeze(network())[0].eval()),
+    "frozen by switches": lambda monitor: run(monitor, bn.freeze(pretrained())[0]),
+    "gamma and beta do not learn": only_others_learn,
+    "only the layers are in evaluation mode": lambda monitor: run(monitor, network(), modes=only_layers),
+    "statistics that are folded into beta": lambda monitor: run(monitor, folded()),
+    "no running statistics": lambda monitor: run(monitor, network(track_running_stats=False).eval()),
+    "two steps, then training mode": lambda monitor: run(
+        monitor, network(), modes=lambda model, step: model.train(step > 1)
+    ),
+    "modes in turn": lambda monitor: run(monitor, network(), modes=lambda model, step: model.train(step % 2 == 1)),
+    "no gamma and beta": lambda monitor: run(monitor, network(affine=False).eval()),
+    "evaluation only": evaluated,
+}
 
 
 SICK = {

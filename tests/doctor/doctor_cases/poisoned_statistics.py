@@ -41,6 +41,25 @@ def lost():
     return arguments
 
 
+def spoiled(batches, kind=nn.BatchNorm1d, value=float("nan")):
+    """A good model, and data of which some batches are not finite."""
+    arguments = {"model": seen(network(kind)), **data()}
+    for number in batches:
+        arguments["data"][number][5, 1] = value
+    return arguments
+
+
+class Tolerant(nn.Module):
+    """Takes care of what is missing."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x):
+        return self.net(x.nan_to_num(posinf=0.0, neginf=0.0))
+
+
 def loop(monitor, model, spoil, steps=5):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with monitor(model, optimizer), warnings.catch_warnings():
@@ -71,19 +90,29 @@ def too_large(model, x):
     return x * 1e30
 
 
-NO_FIX = ("parameters too",)
+EXAMPLE = torch.full((8, 3), torch.nan)
+NO_FIX = ("parameters too", "data", "data of one batch", "one batch of the data", "our layers", "an example",
+          "no layers at all")  # fmt: skip
 SICK = {
     "a NaN in a batch": lambda: {"model": seen(network(), (0, 0)), **data()},
     "an infinity in a batch": lambda: {"model": seen(network(), (3, 2), float("inf")), **data()},
     "a negative variance": negative,
     "a checkpoint": lambda: {"model": seen(network(), (0, 0)).state_dict()},
     "parameters too": lost,
+    "data": lambda: spoiled(range(4)),
+    "data of one batch": lambda: {"model": network().eval(), "data": [EXAMPLE]},
+    "one batch of the data": lambda: spoiled([2], value=float("inf")),
+    "our layers": lambda: spoiled([1, 2], bn.BatchNorm1d),
+    "an example": lambda: {"model": network(), "example": EXAMPLE},
+    "no layers at all": lambda: {"model": nn.Linear(3, 2), "example": EXAMPLE},
 }
 HEALTHY = {
     "good batches": lambda: {"model": seen(network())},
     "layers of ours": lambda: {"model": seen(network(bn.BatchNorm1d), (0, 0))},
     "a checkpoint": lambda: {"model": seen(network()).state_dict()},
     "no running statistics": lambda: {"model": nn.BatchNorm1d(3, track_running_stats=False)},
+    "missing values that the model fills in": lambda: {"model": Tolerant(), "example": EXAMPLE, "data": [EXAMPLE]},
+    "good data and example": lambda: {"model": network(), "example": torch.randn(8, 3), **data()},
     "on no device": lambda: {"model": nn.BatchNorm1d(3, device="meta")},
 }
 SICK_RUNS = {

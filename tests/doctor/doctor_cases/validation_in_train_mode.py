@@ -1,5 +1,7 @@
 """BN301, after the threads on stacked hourglass networks: a validation loop that forgets model.eval()."""
 
+import warnings
+
 import torch
 import torch.utils.checkpoint
 from torch import nn
@@ -235,7 +237,31 @@ class Deep(nn.Module):
         return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False)
 
 
+def forgets_once(model):
+    with torch.no_grad():
+        model(torch.randn(8, 3))
+
+
+def traced(monitor, mode, then=None):
+    """Traces between two epochs; torch calls the model some more times, to see whether the trace does the same."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with monitor(model, optimizer):
+        for _ in range(2):
+            for x in torch.randn(4, 8, 3):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # in training mode it does not
+                torch.jit.trace(model.train(mode), torch.randn(8, 3))
+            model.train()
+            if then is not None:
+                then(model)
+
+
 SICK_RUNS = {
+    "after it was traced in evaluation mode": lambda monitor: traced(monitor, False, forgets_once),
     "no eval()": lambda monitor: loop(monitor, forgets),
     "an optimiser that was not given": sanity_check,
     "no eval(), no no_grad()": lambda monitor: with_gradients(monitor, forgets),
@@ -246,6 +272,8 @@ SICK_RUNS = {
     ),
 }
 HEALTHY_RUNS = {
+    "traced in training mode": lambda monitor: traced(monitor, True),
+    "traced in evaluation mode": lambda monitor: traced(monitor, False),
     "eval()": lambda monitor: loop(monitor, remembers),
     "no_update": lambda monitor: loop(monitor, keeps),
     "a calibration": only_measures,

@@ -211,9 +211,12 @@ class _Watcher(Watcher):
             return ""
         return f"the labels of {self.calls} of {BATCHES} batches"
 
+    def lacks(self, run: Run) -> str:
+        return "" if self.calls else "the class labels of the batches (run.told(labels))"
+
     def _look_farther(self) -> None:
         self.counts, self.means = self.counts[::2], None
         self.stride = min(2 * self.stride, STRIDE)
 
 
-RULE = Rule("BN306", "batch-leak", "warning", __doc__, look, ("model", "data", "labels"), watch=_Watcher)
+RULE = Rule("BN306", "batch-leak", "warning", __doc__, look, ("model", "labels"), watch=_Watcher)

@@ -43,7 +43,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchnorm.doctor.patient import PLAIN, Patient, to_ours
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.tallies import feed, training_norms
+from batchnorm.doctor.tallies import SHARED, shared, training_norms
 from batchnorm.functional import batch_norm, moments
 from batchnorm.layers.batch import _Fast
 from batchnorm.records import Change, Finding, Report
@@ -92,12 +92,8 @@ def _worst(got: Tensor, expected: Tensor) -> tuple[float, int]:
 
 def look(subject: Subject) -> Iterator[Finding]:
     """Measure the error of the layers whose inputs are far from zero."""
-    norms = training_norms(subject)
-    tallies = {layer: _Tally(layer) for layer in norms.values()}
-    if not tallies:
-        return
-    feed(subject, tallies)
-    for path, layer in norms.items():
+    tallies = shared(subject, RULE.code)
+    for path, layer in training_norms(subject).items():
         worst = tallies[layer].worst
         if worst.get("error", 0.0) <= ERROR:
             continue
@@ -124,3 +120,4 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
 RULE = Rule(
     "BN207", "large-mean", "warning", __doc__, look, ("model", "example"), fix=fix, safety="safe", keeps=False
 )  # fmt: skip
+SHARED[RULE.code] = lambda subject: {layer: _Tally(layer) for layer in training_norms(subject).values()}

@@ -6,10 +6,17 @@ is used: it is in evaluation mode, or something shows that it was trained (beta 
 were counted, the optimiser has state, other BN layers have statistics and the example reaches this one). A new model in
 training mode is as it should be, and so is a layer that nobody calls.
 
+While training runs, it notices a new layer that is trained in evaluation mode from the first step on: the whole model
+is in it, gamma or beta learns, step after step, and the running statistics are still 0 and 1. Nobody called
+``model.train()``. Layers with statistics (a pretrained network that is fine-tuned with them), layers whose beta has
+values already (statistics may be folded into them), frozen ones (`batchnorm.freeze`), and those in evaluation mode
+inside a model in training mode are as somebody meant them. It says nothing of layers without gamma and beta.
+
 ## Why is this bad?
 In evaluation such a layer is the identity, but for gamma and beta. Training had statistics of the batch, so the network
 that is evaluated is another one. It happens when the state is not carried along (functional code that drops the new
-buffers, a checkpoint of parameters only), with ``momentum=0.0``, and when training ran in evaluation mode.
+buffers, a checkpoint of parameters only), with ``momentum=0.0``, and when training ran in evaluation mode. In that
+last case the network that is evaluated is the one that was trained: one without normalisation, and without dropout.
 
 ## Example
 ```python
@@ -34,13 +41,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import uses
-from batchnorm.doctor.subject import Norm, Subject, measured
+from batchnorm.doctor.run import Run, uses
+from batchnorm.doctor.subject import Norm, Subject, measured, norm_of
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.records import Finding, Report
+from batchnorm.transforms.freeze import is_frozen
+
+STEPS = 3  # in which a layer learnt in evaluation mode
 
 
 def look(subject: Subject) -> Iterator[Finding]:
@@ -105,6 +116,67 @@ def _channels(norm: Norm) -> int:
     return 0 if norm.running_mean is None else norm.running_mean.shape[-1]
 
 
+class _Watcher(Watcher):
+    """Counts the steps in which a new layer learnt in evaluation mode, from the first one on."""
+
+    def __init__(self) -> None:
+        self.new: dict[str, int] = {}  # layers as new that never used a batch's statistics: steps in which they learnt
+        self.ran: set[str] = set()  # since the last step
+        self.learnt: set[str] = set()
+
+    def on_begin(self, run: Run) -> Iterator[Finding]:
+        for path, layer in run.layers.items():
+            norm = norm_of(path, layer)
+            if norm.is_new and not _trained(norm) and not is_frozen(layer) and uses(layer, training=True)[1]:
+                self.new[path] = 0
+        yield from ()
+
+    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+        if seen.path in self.new and not seen.recomputed:
+            if seen.from_batch or (seen.gradients and not _in_evaluation(run.model, seen.path)):
+                del self.new[seen.path]
+            elif seen.gradients:
+                self.ran.add(seen.path)
+        yield from ()
+
+    def on_backward(self, run: Run, path: str) -> Iterator[Finding]:
+        self.learnt.add(path)
+        yield from ()
+
+    def on_step(self, run: Run) -> Iterator[Finding]:
+        for path in sorted(self.ran & self.learnt & self.new.keys()):
+            self.new[path] += 1
+            if self.new[path] == STEPS and norm_of(path, run.layers[path]).is_new:
+                if any(other.code == "BN105" and other.path == path for other in run.findings):
+                    continue  # which knows when it was put into evaluation mode
+                yield RULE.found(
+                    path,
+                    f"it is trained in evaluation mode: gamma or beta learnt in {STEPS} steps, and its running mean is "
+                    "still 0 and its variance 1 in every channel, so that it normalises nothing",
+                    "call model.train() before training; bn.freeze(model, modules) if that is meant",
+                    fix="none", step=run.step, call=run.call, steps=STEPS,
+                )  # fmt: skip
+        self.ran, self.learnt = set(), set()
+
+    def short(self, run: Run) -> str:
+        most = max(self.new.values(), default=0)
+        return f"{most} of {STEPS} steps of new layers in evaluation mode" if 0 < most < STEPS else ""
+
+
+def _in_evaluation(model: nn.Module, path: str) -> bool:
+    """Whether a layer and all that it is in are in evaluation mode; a container that nobody calls has no mode.
+
+    >>> model = nn.Sequential(nn.Sequential(nn.BatchNorm1d(2)).eval())
+    >>> _in_evaluation(model, "0.0"), _in_evaluation(model.eval(), "0.0")
+    (False, True)
+    """
+    around, module = [model], model
+    for name in path.split(".") if path else ():
+        module = module.get_submodule(name)
+        around.append(module)
+    return not any(one.training for one in around if not isinstance(one, (nn.ModuleDict, nn.ModuleList)))
+
+
 def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
     """Measure the statistics."""
     patient.model, done = measured(patient.model, patient.need("batches", RULE.code), patient.forward)
@@ -112,5 +184,6 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
 
 
 RULE = Rule(
-    "BN202", "never-updated", "warning", __doc__, look, ("tensors",), fix=fix, safety="unsafe", keeps=False
+    "BN202", "never-updated", "warning", __doc__, look, ("tensors",), watch=_Watcher, fix=fix, safety="unsafe",
+    keeps=False,
 )  # fmt: skip

@@ -42,7 +42,7 @@ from torch import Tensor
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.tallies import feed, training_norms
+from batchnorm.doctor.tallies import SHARED, shared, training_norms
 from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.functional import moments
 from batchnorm.moments import Moments, merged
@@ -156,12 +156,8 @@ def _alike(x: Tensor, axis: int, padded: Tensor, edge: int, first: bool) -> Tens
 
 def look(subject: Subject) -> Iterator[Finding]:
     """Look for padding in what the layers are given, and measure what it does."""
-    norms = training_norms(subject)
-    tallies = {layer: _Tally() for layer in norms.values()}
-    if not tallies:
-        return
-    feed(subject, tallies)
-    for path, layer in norms.items():
+    tallies = shared(subject, RULE.code)
+    for path, layer in training_norms(subject).items():
         numbers = tallies[layer].verdict(layer.eps)
         if numbers:
             yield _found(path, numbers)
@@ -191,3 +187,4 @@ class _Watcher(Watcher):
 
 
 RULE = Rule("BN206", "padded-input", "warning", __doc__, look, ("model", "example"), watch=_Watcher)
+SHARED[RULE.code] = lambda subject: {layer: _Tally() for layer in training_norms(subject).values()}

@@ -7,7 +7,8 @@ does, and looks whether they stay frozen. While training runs, it notices a laye
 steps, and is not any more; one that nothing trains, as no optimiser has its parameters and no gradient reaches it; and
 the other half: a model that trained in training mode, was put into evaluation mode to
 validate, and trains on in it, so that gamma, beta and weights learn and the statistics stand still. Layers that are in
-evaluation mode from the first step on, or while the model itself is in training mode, are frozen on purpose.
+evaluation mode from the first step on, or while the model itself is in training mode, are frozen on purpose (of new
+ones BN202 speaks).
 
 ## Why is this bad?
 ``requires_grad = False`` does not reach buffers: the "frozen" backbone normalises with batch statistics, and its

@@ -5,6 +5,10 @@ Counts the channels whose running mean or variance is not finite, or whose varia
 checkpoint. While training runs, it names the step and the call in which that happened, the layer that was first, and
 where it came from: the batch that the model was given, a parameter that was not finite already, or an overflow inside.
 
+In a check it also looks at the example and at the data: NaN and infinite values that reach a BN layer or the outputs
+poison the statistics in training, and a check on nothing but such values has measured nothing, which it says. Values
+that the model takes care of (a missing one, a mask of minus infinity) are not reported.
+
 ## Why is this bad?
 One bad batch is enough: a running average never forgets a NaN. Training may go on and look well (it uses the batch's
 own statistics), and every evaluation gives NaN, or zeros where a variance is infinite. Torch's layers take such a batch
@@ -36,7 +40,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.patient import Patient
@@ -44,9 +48,13 @@ from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject, measured
 from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.layers.batch import _Fast
 from batchnorm.nested import tensors_in
+from batchnorm.preserve import in_mode
 from batchnorm.records import Change, Finding, Report
 
+DATA = "look at how the data are made (0 / 0, the logarithm of 0, a missing value), and leave such samples out"
+LOOKS = 3  # batches that are not finite, of which one is looked for that the model does not take care of
 REPAIR = "bn.calibrate(model, batches) after resetting the layer; bn.BatchNorm1d/2d/3d never learn from such a batch"
 
 
@@ -66,6 +74,66 @@ def look(subject: Subject) -> Iterator[Finding]:
             bad_parameters=bad,
             **counts,
         )
+    if subject.model is not None:
+        yield from _spoiled_data(subject)
+
+
+def _spoiled_data(subject: Subject) -> Iterator[Finding]:
+    """Find batches, and an example, that are not finite, if the model does not take care of them itself."""
+    inputs = [subject._input(batch) for batch in subject.batches]
+    if subject.example is not None and not any(subject.example is given for given in inputs):
+        wrong, total = _not_finite(subject.example)
+        place = _reached(subject, subject.example) if wrong else ""
+        if place:
+            yield RULE.found(
+                "",
+                f"the example has {wrong} NaN or infinite values of {total}, and they reach {place}: what rules "
+                "measured on it says nothing",
+                DATA,
+                fix="none", values=wrong, of=total, reaches=place,
+            )  # fmt: skip
+    counts = [_not_finite(given) for given in inputs]
+    bad = [number for number, (wrong, _) in enumerate(counts) if wrong]
+    place = next(filter(None, (_reached(subject, inputs[number]) for number in bad[:LOOKS])), "")
+    if not place:
+        return
+    wrong, total = counts[bad[0]]
+    every = len(bad) == len(inputs)
+    ours = bool(subject.layers) and all(isinstance(layer, _Fast) for _, layer in subject.layers)
+    which = f"all {len(inputs)} batches" if every else f"{len(bad)} of {len(inputs)} batches"
+    harm = (
+        "what rules measured on them says nothing" if every
+        else "the layers, ours, do not learn from those" if ours
+        else "one is enough to poison the running statistics in training"
+    )  # fmt: skip
+    yield RULE.found(
+        "",
+        f"{which if len(inputs) > 1 else 'the batch'} of the data {'have' if len(bad) > 1 else 'has'} NaN or "
+        f"infinite values (batch {bad[0] + 1}: {wrong} of {total}), and they reach {place}: {harm}",
+        DATA,
+        severity="warning" if ours and not every else None,
+        fix="none", batches=len(bad), of_batches=len(inputs), first=bad[0] + 1, values=wrong, of=total, reaches=place,
+    )  # fmt: skip
+
+
+def _not_finite(given: Any) -> tuple[int, int]:
+    """How many values are no numbers, and of how many."""
+    real = [t for t in tensors_in(given) if t.dtype.is_floating_point and t.element_size() > 1]
+    real = [t for t in real if t.layout is torch.strided and not t.is_meta and not t.is_nested]
+    return sum(int((~t.isfinite()).sum()) for t in real), sum(t.numel() for t in real)
+
+
+def _reached(subject: Subject, given: Any) -> str:
+    """The first BN layer, or else the outputs, that such values come to; nothing if the model keeps them out."""
+    reached: list[str] = []
+
+    def look(path: str, module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
+        if _not_finite(arguments)[0]:
+            reached.append(path or "the model")
+
+    with subject.looking(look, lambda module: isinstance(module, _BatchNorm)) as model:
+        outputs = subject.run(in_mode(model, False), given)
+    return next(iter(reached), "the outputs" if _not_finite(outputs)[0] else "")
 
 
 def _counts(mean: Tensor | None, var: Tensor | None) -> dict[str, Any]:

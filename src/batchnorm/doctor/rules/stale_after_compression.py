@@ -52,10 +52,8 @@ def look(subject: Subject) -> Iterator[Finding]:
         then, calibrated_then = subject.calibrated(subject.before)
     except BatchNormError:
         return
-    effect = Effect(subject, now, calibrated)
-    if not effect.matters:
-        return
     layers, layers_then, were = (dict(m.named_modules()) for m in (now, then, subject.before))
+    off: list[tuple[Norm, tuple[float, float], tuple[float, float]]] = []
     for norm in subject.norms:
         path, was = norm.path, were.get(norm.path)
         if not isinstance(was, _BatchNorm) or not {path} <= {*calibrated.report.paths} & {
@@ -69,20 +67,27 @@ def look(subject: Subject) -> Iterator[Finding]:
         gap_then, far_then = distance(own, layers_then[path]), limits(calibrated_then, path)
         fitted = gap_then[0] <= far_then[0] and gap_then[1] <= far_then[1]
         if fitted and (gap[0] > far[0] or gap[1] > far[1]):
-            yield RULE.found(
-                path,
-                f"its running mean was {gap_then[0]:.2g} standard deviations off before and is {gap[0]:.2g} off now, "
-                f"its variance by a factor of {math.exp(gap_then[1]):.2g} and {math.exp(gap[1]):.2g}; {effect.words}",
-                "bn.calibrate(model, batches of the training data)",
-                severity="error" if effect.grave else None,
-                mean_off=gap[0],
-                mean_off_before=gap_then[0],
-                variance_log_ratio=gap[1],
-                variance_log_ratio_before=gap_then[1],
-                running_var=few(norm.running_var),
-                fresh_var=few(layers[path].running_var),
-                **effect.numbers,
-            )
+            off.append((norm, gap, gap_then))
+    if not off:
+        return
+    effect = Effect(subject, now, calibrated)  # which takes two more passes over the data
+    if not effect.matters:
+        return
+    for norm, gap, gap_then in off:
+        yield RULE.found(
+            norm.path,
+            f"its running mean was {gap_then[0]:.2g} standard deviations off before and is {gap[0]:.2g} off now, "
+            f"its variance by a factor of {math.exp(gap_then[1]):.2g} and {math.exp(gap[1]):.2g}; {effect.words}",
+            "bn.calibrate(model, batches of the training data)",
+            severity="error" if effect.grave else None,
+            mean_off=gap[0],
+            mean_off_before=gap_then[0],
+            variance_log_ratio=gap[1],
+            variance_log_ratio_before=gap_then[1],
+            running_var=few(norm.running_var),
+            fresh_var=few(layers[norm.path].running_var),
+            **effect.numbers,
+        )
 
 
 def fix(patient: Patient, findings: Sequence[Finding]) -> Report:

@@ -137,6 +137,9 @@ class _Watcher(Watcher):
             if name not in self.found:
                 yield from self._judge(run, name, "advice")
 
+    def lacks(self, run: Run) -> str:
+        return "" if self.layers or self.found else "the copies that follow the model, if there are any (copies=)"
+
     def _judge_average(self, run: Run, name: str, average: AveragedModel) -> Iterator[Finding]:
         layers = [m for m in average.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
         updates = int(average.n_averaged)

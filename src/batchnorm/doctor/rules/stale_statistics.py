@@ -3,8 +3,10 @@
 ## What it does
 Measures the exact statistics of the data at every BN layer (`batchnorm.calibrate`, on a copy) and compares them with
 the running ones: by how many standard deviations the means are off, by which factor the variances, and what that does
-to the outputs and, where labels are given, to the accuracy in evaluation mode. It speaks only if both are off by more
-than a running average wanders anyway, and by more than the data can be wrong: sixteen examples cannot tell. It is
+to the outputs and, where labels are given and the outputs are scores of them (the largest is right more often than by
+chance), to the accuracy in evaluation mode. It speaks only if both are off by more
+than a running average wanders anyway, and by more than the data can be wrong: sixteen examples cannot tell. Of much
+data, some batches are looked at, spread over all: 512 examples, or 800 with labels, are enough to be sure. It is
 silent where exact statistics make the accuracy worse, where a layer is as new (BN202) or holds NaN (BN203). Where the
 labels show that accuracy is lost, it is an error; otherwise a warning.
 
@@ -53,29 +55,34 @@ def look(subject: Subject) -> Iterator[Finding]:
         fresh, calibrated = subject.calibration
     except BatchNormError:  # no layer keeps running statistics that could be stale, or the data cannot tell
         return
-    effect = Effect(subject, fresh, calibrated)
+    layers = dict(fresh.named_modules())
+    off = [
+        (norm, gap)
+        for norm in subject.norms
+        if norm.path in calibrated.report.paths and norm.is_measured  # else it is BN202's
+        for gap, far in [(distance(norm, layers[norm.path]), limits(calibrated, norm.path))]
+        if gap[0] > far[0] or gap[1] > far[1]
+    ]
+    if not off:
+        return
+    effect = Effect(subject, fresh, calibrated)  # which takes two more passes over the data
     if not effect.matters:
         return
-    layers = dict(fresh.named_modules())
-    for norm in subject.norms:
-        if norm.path not in calibrated.report.paths or not norm.is_measured:  # that one is BN202's
-            continue
-        gap, far = distance(norm, layers[norm.path]), limits(calibrated, norm.path)
-        if gap[0] > far[0] or gap[1] > far[1]:
-            yield RULE.found(
-                norm.path,
-                f"its running mean is {gap[0]:.2g} standard deviations off and its variance by a factor of "
-                f"{math.exp(gap[1]):.2g} (root mean square over channels); {effect.words}",
-                "bn.calibrate(model, batches of the training data)",
-                severity="error" if effect.grave else None,
-                mean_off=gap[0],
-                variance_log_ratio=gap[1],
-                running_mean=few(norm.running_mean),
-                fresh_mean=few(layers[norm.path].running_mean),
-                running_var=few(norm.running_var),
-                fresh_var=few(layers[norm.path].running_var),
-                **effect.numbers,
-            )
+    for norm, gap in off:
+        yield RULE.found(
+            norm.path,
+            f"its running mean is {gap[0]:.2g} standard deviations off and its variance by a factor of "
+            f"{math.exp(gap[1]):.2g} (root mean square over channels); {effect.words}",
+            "bn.calibrate(model, batches of the training data)",
+            severity="error" if effect.grave else None,
+            mean_off=gap[0],
+            variance_log_ratio=gap[1],
+            running_mean=few(norm.running_mean),
+            fresh_mean=few(layers[norm.path].running_mean),
+            running_var=few(norm.running_var),
+            fresh_var=few(layers[norm.path].running_var),
+            **effect.numbers,
+        )
 
 
 def fix(patient: Patient, findings: Sequence[Finding]) -> Report:

@@ -46,7 +46,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.tallies import feed, layer_is_local, training_norms
+from batchnorm.doctor.tallies import SHARED, layer_is_local, shared, training_norms
 from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.functional import moments
 from batchnorm.layers.batch import _Fast
@@ -90,18 +90,18 @@ class _Tally:
 
 def look(subject: Subject) -> Iterator[Finding]:
     """Compare the means of the batches with each other."""
-    norms = {path: layer for path, layer in training_norms(subject).items() if _suffers(layer)}
-    tallies = {layer: _Tally(layer) for layer in norms.values()}
-    if not tallies:
-        return
-    feed(subject, tallies)
-    for path, layer in norms.items():
+    tallies = shared(subject, RULE.code)
+    for path, layer in _norms(subject).items():
         tally = tallies[layer]
         if len(tally.parts) < BATCHES or sorted(tally.examples)[len(tally.examples) // 2] >= EXAMPLES:
             continue
         worth = tally.worth()
         if worth < WORTH:
             yield _found(path, worth, sorted(tally.examples)[len(tally.examples) // 2], float(tally.parts[0].count))
+
+
+def _norms(subject: Subject) -> dict[str, _BatchNorm]:
+    return {path: layer for path, layer in training_norms(subject).items() if _suffers(layer)}
 
 
 def _suffers(layer: _BatchNorm) -> bool:
@@ -184,3 +184,4 @@ def run_is_young(layer: _BatchNorm) -> bool:
 
 
 RULE = Rule("BN205", "tiny-batch", "warning", __doc__, look, ("model", "data"), watch=_Watcher)
+SHARED[RULE.code] = lambda subject: {layer: _Tally(layer) for layer in _norms(subject).values()}

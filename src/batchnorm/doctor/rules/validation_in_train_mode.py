@@ -3,7 +3,8 @@
 ## What it does
 Notices that running statistics move in a call of the model without gradients, in a run that also trains. Calls that are
 part of every step (a generator that makes images for the discriminator, guessed labels) are not validation, and a pass
-that begins with reset statistics is a measurement of them: neither is reported here.
+that begins with reset statistics is a measurement of them: neither is reported here. Nor are the calls with which
+``torch.jit.trace`` tries what it has traced: that the model was traced in training mode, BN501 says.
 
 It also notices validation that forgot ``torch.no_grad()`` as well: at least three calls in a row, with no step of any
 optimiser between them, whose results no backward pass ever reaches, in a run in which other calls are trained on. A
@@ -45,8 +46,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
+from batchnorm.doctor.run import Run, uses
 from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.records import Finding
 
@@ -84,13 +87,19 @@ class _Watcher(Watcher):
         self.bare: dict[str, tuple[int, int]] = {}  # the last two turns with updates without any
         self.now: _Call | None = None
         self.layers: dict[str, _Layer] = {}
+        self.exported = NEVER  # the last step in which the model was traced or exported in training mode
+
+    def on_export(self, run: Run, path: str, layer: _BatchNorm) -> Iterator[Finding]:
+        if uses(layer)[1]:
+            self.exported = run.step
+        yield from ()
 
     def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
         self.now = _Call(run.step, run.call) if run.gradients else None
         yield from ()
 
     def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
-        if not seen.updates or seen.recomputed:
+        if not seen.updates or seen.recomputed or self.exported == run.step:
             return
         path = seen.path
         if seen.gradients:

@@ -1,0 +1,35 @@
+"""What a message says one should install is what the package asks for, by names that an index knows."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from batchnorm.extras import EXTRAS, install
+
+ROOT = Path(__file__).parents[1]
+
+
+def declared():
+    """The optional dependencies in pyproject.toml, by extra; Python 3.10 has no reader of TOML."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    table = text.split("[project.optional-dependencies]\n")[1].split("\n[project.scripts]")[0]
+    entries = re.findall(r"^([\w-]+) = \[(.*?)\]$", table, re.MULTILINE | re.DOTALL)
+    return {name: re.findall(r'"([^"]+)"', packages) for name, packages in entries}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_packages_are_those_of_the_extra(extra):
+    known = declared()
+    assert len(known) == 8
+    if extra in known:
+        assert list(EXTRAS[extra]) == known[extra]
+    else:
+        assert set(EXTRAS[extra]) <= set(known["test"])
+    assert "batchnorm" not in install(extra)
+
+
+def test_no_message_asks_for_this_package_by_name():
+    sources = (ROOT / "src" / "batchnorm").rglob("*.py")
+    asking = re.compile(r"pip install[^\n]*batchnorm")
+    assert not [file.name for file in sources if asking.search(file.read_text(encoding="utf-8"))]
