@@ -4,6 +4,7 @@ Takes some minutes on a quiet core. Progress goes to stderr. With a file as argu
 the same command continues after an interruption; take the file away after a change of a rule.
 """
 
+import argparse
 import json
 import sys
 from importlib import import_module
@@ -101,4 +102,6 @@ def counted(findings) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", nargs="?", type=Path, help="keep what was found here, and continue from it")
+    main(parser.parse_args().store)
