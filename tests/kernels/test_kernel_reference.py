@@ -151,6 +151,19 @@ def test_without_gradients_the_output_is_the_same(native):
     assert torch.equal(y, with_gradients)
 
 
+@pytest.mark.parametrize("shape", [(6, 19, 63), (6, 19, 9, 7), (60, 19)])
+def test_behind_a_mask_too_gradients_change_no_bit_of_the_way_there(native, shape):
+    generator = torch.Generator().manual_seed(0)
+    x, residual = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+    mask = torch.rand(shape[0], *shape[2:], generator=generator) < 0.8
+    found = []
+    for leaf in (x, x.clone().requires_grad_()):
+        mean, var = torch.zeros(19), torch.ones(19)
+        y = batch_norm(leaf, mean, var, training=True, activation="relu", residual=residual, mask=mask)
+        found.append((y.detach(), mean, var))
+    assert all(map(torch.equal, *found))
+
+
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("wanted", ["x", "weight", "bias", "residual"])

@@ -118,6 +118,37 @@ def test_in_place_operation_on_an_output_behind_a_residual_is_noticed_or_harmles
             same(actual, other)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_leaky_relu_has_no_upper_end(path, training):
+    layer = OURS[2](24, activation="leaky_relu").train(training)
+    x, residual = example(2), torch.zeros_like(example(2))
+    residual[1, 2, 0, 0] = torch.inf
+    residual.requires_grad_()
+    (gradient,) = torch.autograd.grad(layer(x, residual=residual), residual, torch.ones_like(x))
+    assert gradient[1, 2, 0, 0] == 1
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu6"])
+@pytest.mark.parametrize("again", [False, True], ids=["first", "create_graph"])
+def test_an_infinite_gradient_does_not_pass_where_the_activation_is_flat(path, activation, again):
+    layer, x = OURS[2](24, activation=activation), example(2).requires_grad_()
+    residual = torch.randn_like(x).requires_grad_()
+    y = layer(x, residual=residual)
+    dy = torch.where(y == 0, torch.inf, 1.0)
+    for gradient in torch.autograd.grad(y, [x, residual], dy, create_graph=again):
+        assert gradient.isfinite().all()
+
+
+def test_saved_tensors_may_come_back_in_another_type(path):
+    layer, x = OURS[2](24, activation="relu"), example(2)
+    residual = torch.randn_like(x).requires_grad_()
+    (expected,) = torch.autograd.grad(layer(x, residual=residual).sum(), residual)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float()):
+        y = layer(x, residual=residual)
+    (found,) = torch.autograd.grad(y.sum(), residual)
+    assert torch.equal(found, expected)
+
+
 def test_in_place_operation_on_a_residual_that_backward_needs_is_noticed(path):
     x = example(2).requires_grad_()
     residual = torch.randn_like(x)

@@ -140,9 +140,8 @@ static void put_bits(uint8_t *bits, int64_t from, uint32_t values, int64_t n) {
 }
 
 INLINE uint32_t get_bits(const uint8_t *bits, int64_t from) {
-    uint32_t values;
-    memcpy(&values, bits + (from >> 3), sizeof values);
-    return values >> (from & 7);
+    const uint8_t *b = bits + (from >> 3);
+    return (b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24) >> (from & 7);
 }
 
 /* The last resort for numbers whose squares float32 cannot hold: two plain sweeps in double. */

@@ -244,11 +244,13 @@ static void NAME(same_runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t n0
 static void NAME(masked_runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t n, int64_t first, int64_t last,
                               const NAME(columns) * w, vd (*sums)[2]) {
     const int64_t S = a->positions;
+    /* The sums of the way there read none, and are added up in the same order with a gradient or without. */
+    const int bits = a->aux == BN_AUX_BITS && (!sums || a->operation >= BN_BACKWARD_TRAIN);
     int64_t done = first, s = first, end;
     for (; next_span(a->mask + n * S, &s, &end, last); s = done = end) {
         for (int64_t c = c0; !sums && done < s && c < c1; c++) NAME(clear)(a, (n * a->channels + c) * S + done, s - done);
         /* A stretch in which no vector fits, or what is before the first whole byte of bits. */
-        const int64_t byte = (s + 7) / 8 * 8, run = end - byte < L ? end : a->aux == BN_AUX_BITS ? byte : s;
+        const int64_t start = bits ? (s + 7) / 8 * 8 : s, run = end - start < L ? end : start;
         for (int64_t from = s, to; from < run; from = to) {
             to = run - from < L ? run : from + L - 1;
             for (int64_t c = c0; c < c1; c++) {

@@ -126,10 +126,9 @@ INLINE unsigned NAME(pack_lanes)(vi mask) {
 INLINE vi NAME(lanes_at)(const uint8_t *bits, int64_t b, int64_t fresh) {
     static const int32_t powers[16] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
     vi lane;
-    int32_t packed;
     memcpy(&lane, powers, sizeof lane);
-    if (L >= 8 && fresh == L) memcpy(&packed, bits + (b >> 3), sizeof packed); /* straight into all lanes */
-    else packed = (int32_t)get_bits(bits, b + fresh - L);
+    const int aligned = L >= 8 && fresh == L; /* then nothing has to be shifted */
+    const int32_t packed = (int32_t)get_bits(bits, aligned ? b & ~7 : b + fresh - L);
     return (((vi){0} + packed) & lane) == lane;
 }
 
@@ -161,8 +160,8 @@ INLINE vf NAME(exponential)(vf x) {
 INLINE vf NAME(at_least)(vf z, float low) { return NAME(select)(z < NAME(splat)(low), NAME(splat)(low), z); }
 INLINE vf NAME(at_most)(vf z, float high) { return NAME(select)(z > NAME(splat)(high), NAME(splat)(high), z); }
 
-/* BN_CLIPPED is z where 0 < z < cap, slope*z below, cap above: relu6 and leaky_relu. Comparisons are written so that
- * a NaN passes through, as in torch. */
+/* BN_CLIPPED is z where 0 < z < cap, slope*z below, cap above: relu6, and leaky_relu, whose cap is a NaN, which nothing
+ * reaches. Comparisons are written so that a NaN passes through, as in torch. */
 INLINE vf NAME(activate)(vf z, const bn_args *a, int act) {
     const vf zero = {0}, cap = zero + (float)a->cap, lowest = zero - 3.4028235e38f;
     switch (act) {

@@ -253,7 +253,7 @@ class _Native(torch.autograd.Function):
         dresidual = None
         bits = None
         if aux == AUX_BITS:
-            bits, auxiliary = auxiliary.contiguous(), None
+            bits, auxiliary = _as_bits(auxiliary), None
         elif auxiliary is not None and auxiliary.stride() != strides:
             auxiliary = torch.empty_like(x).copy_(auxiliary)
         if needs[3] and setting.activation != "none":
@@ -362,7 +362,8 @@ def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
             var = saved[4].double().pow(-2).sub(setting.eps).to(saved.dtype)
         if aux == AUX_BITS:  # the slope of a piecewise linear activation is a constant
             inner, residual = "none", None
-            dz = dy * _slope(setting, strides, x.detach(), saved.detach(), auxiliary)
+            low = dy * setting.slope if setting.slope else 0.0  # not 0 * dy, which may be infinite
+            dz = torch.where(_passes(setting, strides, x.detach(), saved.detach(), auxiliary), dy, low)
         else:
             inner, residual, dz = setting.activation, auxiliary, dy
         mask = None if marks is None else _positions(marks, x).squeeze(1)
@@ -402,16 +403,22 @@ def _positions(mask: Tensor, x: Tensor) -> Tensor:
     return mask.bool().view(x.shape[0], 1, *x.shape[2:])
 
 
-def _slope(setting: Setting, strides: tuple[int, ...], x: Tensor, saved: Tensor, bits: Tensor) -> Tensor:
-    """The activation's slope at every element, as the bits tell it: what a gradient of ones becomes behind it."""
-    x = x.new_empty_strided(x.shape, strides).copy_(x)
-    saved, bits = saved.contiguous(), bits.contiguous()
+def _as_bits(saved: Tensor) -> Tensor:
+    """Bits that were saved, as the kernel reads them, whatever hooks on saved tensors made of them."""
+    return saved.to(torch.uint8).contiguous()
+
+
+def _passes(setting: Setting, strides: tuple[int, ...], x: Tensor, saved: Tensor, bits: Tensor) -> Tensor:
+    """Where the activation's slope is 1, as the bits tell it: where a gradient of ones comes through."""
+    if x.stride() != strides:
+        x = x.new_empty_strided(x.shape, strides).copy_(x)
+    saved, bits = saved.contiguous(), _as_bits(bits)
     ones, slope, unused = torch.ones_like(x), torch.empty_like(x), torch.empty_like(x)
     _call(
         setting, native.BACKWARD_EVAL, AUX_BITS, x, dy=ones.data_ptr(), out=unused.data_ptr(),
         out_residual=slope.data_ptr(), saved=saved.data_ptr(), bits=bits.data_ptr(),
     )  # fmt: skip
-    return slope
+    return slope == 1
 
 
 def _row_like(parameter: Tensor) -> Tensor:

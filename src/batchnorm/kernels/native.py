@@ -13,8 +13,8 @@ ABI = 3
 SAVED_ROWS = 5
 TRAIN, EVAL, MOMENTS, APPLY, BACKWARD_TRAIN, BACKWARD_EVAL, GRAD_SUMS, GRAD_APPLY = range(8)
 AUX_NONE, AUX_BITS, AUX_RESIDUAL = range(3)
-# Name -> the kernel's code and the upper bound of a clipped activation (its slope below 0 is an argument).
-ACTIVATIONS = {"none": (0, 0.0), "relu": (1, 0.0), "relu6": (2, 6.0), "leaky_relu": (2, float("inf")), "silu": (3, 0.0)}
+# Name -> the kernel's code, and where a clipped activation ends (NaN: nowhere); its slope below 0 is an argument.
+ACTIVATIONS = {"none": (0, 0.0), "relu": (1, 0.0), "relu6": (2, 6.0), "leaky_relu": (2, float("nan")), "silu": (3, 0.0)}
 
 # The fields of bn_args in bn.h, in order: 26 integers and addresses, then eps, momentum, slope, cap, total.
 pack_arguments = struct.Struct("26q5d").pack
@@ -62,6 +62,8 @@ class Kernel:
         >>> kernel, reason = load()
         >>> kernel is None or kernel.select(kernel.isa)
         True
+
+        What a forward pass kept is for the backward pass of the same instruction set: do not switch in between.
         """
         return isa in self.isas() and self.library.bn_isa_select(self.isas().index(isa)) == 0
 
