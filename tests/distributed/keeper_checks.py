@@ -16,13 +16,19 @@ import batchnorm as bn
 
 def main(folder):
     layer, x = bn.SyncBatchNorm(4), torch.randn(4, 4)
-    for _ in range(2):
+    for start in range(2):
         # Long enough for a rank that starts late: the timeout is also that of the first meeting.
         dist.init_process_group("gloo", timeout=timedelta(seconds=60))
         layer(x)
         rank = dist.get_rank()
         dist.barrier()
         dist.destroy_process_group()
+        # Whoever is quicker than rank 0 would meet the store that is about to end.
+        ended = pathlib.Path(folder, f"ended{start}")
+        if rank == 0:
+            ended.touch()
+        while not ended.exists():
+            time.sleep(0.01)
     print("silence ends here", flush=True)
     dist.init_process_group("gloo", timeout=timedelta(seconds=6))
     layer(x)
