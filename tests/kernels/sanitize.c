@@ -37,7 +37,7 @@ typedef struct {
 
 static const activation activations[] = {
     {"none", BN_NONE, 0, 0},      {"relu", BN_RELU, 0, 0},           {"relu6", BN_CLIPPED, 0, 6},
-    {"leaky", BN_CLIPPED, 0.2, INFINITY}, {"silu", BN_SILU, 0, 0},
+    {"leaky", BN_CLIPPED, 0.2, NAN}, {"silu", BN_SILU, 0, 0},
 };
 
 static uint64_t state = 2015;
