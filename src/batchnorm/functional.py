@@ -29,10 +29,9 @@ __all__ = ["Moments", "batch_norm", "moments"]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _PLAIN = (Tensor, torch.nn.Parameter)
-_32 = torch.float32
+_32, _INT64 = torch.float32, torch.int64
 _compiling, _tracing = torch.compiler.is_compiling, torch._C._get_tracing_state
 _transforming, _dispatching = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
-_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # by a transform that may have ended: without memory
 _LANES = 16  # the widest vector; a tensor smaller than that is not worth a kernel
 
 
@@ -101,7 +100,7 @@ def moments(x: Tensor, *, mask: Tensor | None = None, groups: int = 1) -> Moment
     if mask is not None:
         mask = as_mask(mask, x, "moments")
     kernel = kernels.kernel()
-    if kernel is None or not _serves(x, None, None, None, None, None) or not _serves_mask(x, mask):
+    if kernel is None or _serves(x, None, None, None, None, None) is None or not _serves_mask(x, mask):
         found = fallback.moments(x, mask, groups)
     else:
         x, like, _ = _dense(x, mask is not None)
@@ -128,6 +127,7 @@ def normalize(
     groups: int = 1,
     moments: Moments | None = None,
     reduce: Callable[[Tensor], Tensor] | None = None,
+    batches: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | bool | None]:
     """Do what `batch_norm` does, and return the output together with what became of the running statistics.
 
@@ -137,7 +137,8 @@ def normalize(
     (False, tensor([0., 0.]))
 
     The second value is None if nothing was to be updated; else it is true where the update took place (a tensor on
-    torch's path, so that a device need not be waited for).
+    torch's path, so that a device need not be waited for). ``batches`` is a count of updates that the kernel may keep:
+    if it did, the second value is None, too.
     """
     name = activation or "none"
     kernel = kernels.kernel()
@@ -151,7 +152,7 @@ def normalize(
             groups, moments, reduce, plain = 1, None, None, mask is None
     if (
         kernel is None
-        or not _serves(x, running_mean, running_var, weight, bias, residual)
+        or (rows := _serves(x, running_mean, running_var, weight, bias, residual)) is None
         or (running_mean is None) != (running_var is None)
         or not (training or running_mean is not None)
         or negative_slope < 0  # then the output's sign does not tell the input's
@@ -182,7 +183,12 @@ def normalize(
         setting = tuple.__new__(
             Setting, (kernel.run, like, layout, training, momentum, eps, slope, name, 1, 0, marks, None, None)
         )
-        y, status, _ = differentiable.differentiable(x, weight, bias, residual, running_mean, running_var, setting)
+        counted = training and running_mean is not None and batches is not None and _is_count(batches)
+        y, status, _ = differentiable.differentiable(
+            x, weight, bias, residual, running_mean, running_var, setting, rows, batches if counted else None
+        )
+        if counted and status == 0:
+            return y, None
         return y, None if not training or running_mean is None else status == 0
     # The kernel does not update from several groups, nor from moments that were given to it.
     setting = Setting(
@@ -239,43 +245,66 @@ def _serves(
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-) -> bool:
-    """Whether the native kernel may take these: sound, plain CPU tensors of dtypes it knows, and nobody tracing."""
+) -> list[int] | None:
+    """Whether the native kernel may take these: sound, plain CPU tensors of dtypes it knows, and nobody tracing.
+
+    If so, the answer is where it finds the four of a channel each (0: there is none), or nothing if they have to be
+    converted for it.
+    """
     dtype = x.dtype
     if (
         _compiling()
         or _tracing() is not None  # before any size is read: a tracer's sizes are tensors
         or type(x) not in _PLAIN
-        or _wrapped(x)
-        or not x.is_cpu
         or dtype not in CODES
-        or x.dim() < 2
+        or not x.is_cpu
         or _transforming()
         or _dispatching() != 0
         or forward_ad._current_level >= 0
     ):
-        return False
-    shape, numel = x.shape, x.numel()
-    size = shape[1:2]
-    for tensor in (running_mean, running_var, weight, bias):
-        if tensor is not None and (
-            tensor.shape != size
-            or ((kind := tensor.dtype) is not _32 and kind is not dtype)
-            or type(tensor) not in _PLAIN
-            or _wrapped(tensor)
-            or not tensor.is_cpu
-        ):
-            return False
-    if residual is not None and (
-        residual.shape != shape
-        or residual.dtype is not dtype
-        or type(residual) not in _PLAIN
-        or _wrapped(residual)
-        or not residual.is_cpu
-    ):
-        return False
+        return None
+    shape = x.shape
+    if len(shape) < 2:
+        return None
+    size, rows, direct = shape[1:2], [], True
+    try:
+        for tensor in (running_mean, running_var, weight, bias):
+            if tensor is None:
+                rows.append(0)
+                continue
+            kind = tensor.dtype
+            if (
+                tensor.shape != size
+                or (kind is not _32 and kind is not dtype)
+                or type(tensor) not in _PLAIN
+                or not tensor.is_cpu
+            ):
+                return None
+            if kind is not _32 or not tensor.is_contiguous():
+                direct = False
+            rows.append(tensor.data_ptr())
+        if residual is not None:
+            if (
+                residual.shape != shape
+                or residual.dtype is not dtype
+                or type(residual) not in _PLAIN
+                or not residual.is_cpu
+            ):
+                return None
+            residual.data_ptr()
+        x.data_ptr()
+    except RuntimeError:  # a tensor without memory, such as one of a function transform that has ended
+        return None
     # A sample fills a vector, whatever its instruction set; and an empty or single-row batch is torch's business.
-    return numel >= _LANES * (shape[0] or 1) and shape[1] * 2 <= numel
+    numel = x.numel()
+    if numel < _LANES * (shape[0] or 1) or shape[1] * 2 > numel:
+        return None
+    return rows if direct else []
+
+
+def _is_count(batches: Tensor) -> bool:
+    """Whether the kernel may count in it: one plain integer of 64 bits."""
+    return batches.dtype is _INT64 and type(batches) in _PLAIN and batches.is_cpu and batches.numel() == 1
 
 
 def _serves_mask(x: Tensor, mask: Tensor | None) -> bool:

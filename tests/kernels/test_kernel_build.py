@@ -198,7 +198,7 @@ def test_the_struct_and_the_constants_are_the_compilers_too(tmp_path):
 @pytest.mark.parametrize("shape", [(0, 32, 5), (2, 0, 5), (2, 32, 0), (64, 1, 1), (64, 3, 1), (9, 1, 3)])
 def test_a_shape_it_does_not_serve_is_refused(shape):
     """Nothing is read: all addresses are 0."""
-    assert kernels.kernel().run(native.pack_arguments(0, 0, 0, 0, 1, *shape, *[0] * 18, 1e-5, 0.1, 0.0, 0.0, 0.0)) == -2
+    assert kernels.kernel().run(native.pack_arguments(0, 0, 0, 0, 1, *shape, *[0] * 19, 1e-5, 0.1, 0.0, 0.0, 0.0)) == -2
 
 
 # ---- threads -----------------------------------------------------------------------------------------------

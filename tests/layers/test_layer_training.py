@@ -3,8 +3,10 @@
 import pytest
 import torch
 from layer_cases import ACTIVATIONS, OURS, SHAPES, activate, example, pair, same, same_buffers, same_steps, step
+from torch import nn
 
 import batchnorm as bn
+from batchnorm.transforms.synchronise import synchronised
 
 DIMS = pytest.mark.parametrize("dims", [1, 2, 3])
 ARGUMENTS = pytest.mark.parametrize(
@@ -85,6 +87,49 @@ def test_momentum_none_is_the_average_of_all_batches(dims, path):
     torch.testing.assert_close(layer.running_mean.double(), means, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(layer.running_var.double(), variances, rtol=1e-5, atol=1e-6)
     assert int(layer.num_batches_tracked) == 4
+
+
+COUNTERS = {
+    "int64": torch.tensor(3),
+    "int32": torch.tensor(3, dtype=torch.int32),
+    "float": torch.tensor(3.0),
+    "one element": torch.tensor([3]),
+    "two elements": torch.tensor([3, 3]),
+    "every other": torch.tensor([3, 0, 3, 0])[::2],
+}
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_any_counter_counts_the_updates_and_tells_autograd_that_it_changed(name, path):
+    layer, counter = bn.BatchNorm1d(24), COUNTERS[name].clone()
+    layer.num_batches_tracked = counter
+    version = counter._version
+    for times in (1, 2):
+        layer(example(1))
+        assert layer.num_batches_tracked is counter
+        assert (counter == 3 + times).all()
+        assert counter._version == version + times
+    layer.eval()(example(1))
+    layer.train().update = False
+    layer(example(1))
+    assert (counter == 5).all()
+    assert counter._version == version + 2
+
+
+class Counting(nn.BatchNorm1d):
+    """A forward of its own, which counts for itself."""
+
+    def forward(self, x):
+        self.num_batches_tracked.add_(10)
+        return nn.functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training)
+
+
+def test_a_layer_that_counts_for_itself_is_not_counted_for(path):
+    layer = Counting(24)
+    layer.__class__ = synchronised(Counting)
+    layer(example(1))
+    assert int(layer.num_batches_tracked) == 10
+    assert float(layer.running_mean.abs().max()) > 0
 
 
 def test_momentum_none_without_a_counter_is_torchs(path):

@@ -175,7 +175,7 @@ static int doubtful_moments(call *k, int64_t c, double sum, double squares, int 
     return 0;
 }
 
-/* The running averages, all or none: a batch with one bad channel leaves every buffer as it was. */
+/* The running averages and their count, all or none: a batch with one bad channel leaves every buffer as it was. */
 static int64_t update_running(call *k) {
     const bn_args *a = k->a;
     const double bessel = k->count > 1 ? k->count / (k->count - 1) : 1.0, keep = 1.0 - a->momentum;
@@ -185,6 +185,7 @@ static int64_t update_running(call *k) {
         a->running_mean[c] = (float)(a->momentum * k->mean[c] + keep * (double)a->running_mean[c]);
     for (int64_t c = 0; a->running_var && c < a->channels; c++)
         a->running_var[c] = (float)(a->momentum * (k->var[c] * bessel) + keep * (double)a->running_var[c]);
+    if (a->batches) ++*a->batches;
     return 0;
 }
 
@@ -412,7 +413,8 @@ static void group_task(void *context, int64_t g) {
 }
 
 static int64_t run_groups(const bn_args *a) {
-    if (a->samples < a->groups || a->batch % a->samples || a->running_mean || a->running_var) return -2;
+    if (a->samples < a->groups || a->batch % a->samples || a->running_mean || a->running_var || a->batches)
+        return -2;
     const int64_t G = a->groups, C = a->channels;
     grouped all = {.a = a, .threads = a->threads};
     all.grads = malloc((size_t)(G * 2 * C) * sizeof(float));

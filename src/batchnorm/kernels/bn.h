@@ -10,7 +10,7 @@
 #define BN_API __attribute__((visibility("default")))
 #endif
 
-enum { BN_ABI = 3 };
+enum { BN_ABI = 4 };
 
 /* TRAIN is MOMENTS then APPLY in one call, BACKWARD_TRAIN is GRAD_SUMS then GRAD_APPLY: the halves are for a caller who
  * does something in between, such as adding the sums of other processes. */
@@ -49,6 +49,7 @@ typedef struct {
     void *out, *out_residual; /* y, or dx and the residual's gradient (may be NULL) */
     const float *weight, *bias;
     float *running_mean, *running_var; /* NULL: do not update (TRAIN, one group only); the statistics to use (EVAL) */
+    int64_t *batches; /* TRAIN, one group only: one more, if the moments are finite (may be NULL) */
     float *saved, *grad_weight, *grad_bias;
     double *moments; /* [groups][2][channels], mean and biased variance: out of MOMENTS (and TRAIN, if given), into APPLY */
     double *sums;    /* [groups][2][channels], of g and of g*(x - mean): out of GRAD_SUMS, into GRAD_APPLY */

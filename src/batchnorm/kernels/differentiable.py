@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ CODES = {torch.float32: 0, torch.bfloat16: 1}
 _32 = torch.float32
 _ROWS, _TRAIN, _BACKWARD_TRAIN = native.SAVED_ROWS, native.TRAIN, native.BACKWARD_TRAIN
 _pack, _threads, _increment_version = native.pack_arguments, torch.get_num_threads, torch._C._increment_version
+_transforming = torch._C._are_functorch_transforms_active
 # Asking one of these for a new tensor takes half as long as torch.empty with a dtype and a device.
 _FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
 _FLOAT64 = torch.empty(0, dtype=torch.float64, device="cpu")
@@ -53,8 +54,14 @@ def differentiable(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     setting: Setting,
+    rows: Sequence[int] = (),
+    batches: Tensor | None = None,
 ) -> tuple[Tensor, int, Tensor | None]:
-    """Return the output, the kernel's status (0: all moments are finite), and the moments if they were asked for."""
+    """Return the output, the kernel's status (0: all moments are finite), and the moments if they were asked for.
+
+    ``rows`` are the addresses of mean, variance, weight and bias, where all of them are as the kernel reads them.
+    ``batches`` is counted up when the running statistics are updated.
+    """
     if torch.is_grad_enabled() and (
         x.requires_grad
         or (weight is not None and weight.requires_grad)
@@ -63,10 +70,12 @@ def differentiable(
     ):
         told: list[Any] = []
         # What has no gradient travels as one argument: each costs time in autograd.
-        y = _apply(x, weight, bias, residual, (running_mean, running_var, setting, told))
+        y = _apply(x, weight, bias, residual, (running_mean, running_var, setting, rows, batches, told))
         return y, told[0], told[1]
     aux = AUX_NONE if residual is None else AUX_RESIDUAL
-    y, _, status, moments, _ = _forward(x, weight, bias, residual, running_mean, running_var, setting, aux)
+    y, _, status, moments, _ = _forward(
+        x, weight, bias, residual, running_mean, running_var, setting, rows, batches, aux
+    )
     return y, status, moments
 
 
@@ -92,6 +101,7 @@ def _call(
     bias: int = 0,
     running_mean: int = 0,
     running_var: int = 0,
+    batches: int = 0,
     saved: int = 0,
     grad_weight: int = 0,
     grad_bias: int = 0,
@@ -124,6 +134,7 @@ def _call(
             bias,
             running_mean,
             running_var,
+            batches,
             saved,
             grad_weight,
             grad_bias,
@@ -151,14 +162,19 @@ def _forward(
     running_mean: Tensor | None,
     running_var: Tensor | None,
     setting: Setting,
+    rows: Sequence[int],
+    batches: Tensor | None,
     aux: int,
 ) -> tuple[Tensor, Tensor, int, Tensor | None, Tensor | None]:
     _, (batch, channels, positions), layout, training, _, _, _, _, groups, _, _, given, _ = setting
     y = torch.empty_like(x)
     saved = _FLOAT32.new_empty(groups * _ROWS, channels)
-    # Whoever has an address must hold the tensor, too: these names live until the kernel is through.
-    weight32, bias32 = _float32(weight), _float32(bias)
-    mean32, var32 = _float32(running_mean), _float32(running_var)
+    mean32, var32 = running_mean, running_var
+    if not rows:
+        # Whoever has an address must hold the tensor, too: this list lives until the kernel is through.
+        converted = [_float32(tensor) for tensor in (running_mean, running_var, weight, bias)]
+        mean32, var32, _, _ = converted
+        rows = [_address(tensor) for tensor in converted]
     moments = None
     if given is not None:
         operation = native.APPLY
@@ -182,10 +198,11 @@ def _forward(
         0,
         y.data_ptr(),
         0,
-        0 if weight32 is None else weight32.data_ptr(),
-        0 if bias32 is None else bias32.data_ptr(),
-        0 if mean32 is None else mean32.data_ptr(),
-        0 if var32 is None else var32.data_ptr(),
+        rows[2],
+        rows[3],
+        rows[0],
+        rows[1],
+        0 if batches is None else batches.data_ptr(),
         saved.data_ptr(),
         0,
         0,
@@ -196,8 +213,10 @@ def _forward(
     )
     if training and code == 0 and running_mean is not None and running_var is not None:
         if mean32 is running_mean and var32 is running_var:
-            _increment_version((running_mean, running_var))
+            _increment_version((running_mean, running_var) if batches is None else (running_mean, running_var, batches))
         else:
+            if batches is not None:
+                _increment_version((batches,))
             running_mean.copy_(mean32)  # type: ignore[arg-type]
             running_var.copy_(var32)  # type: ignore[arg-type]
     if layout is not None:
@@ -215,14 +234,16 @@ class _Native(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         residual: Tensor | None,
-        rest: tuple[Tensor | None, Tensor | None, Setting, list[Any]],
+        rest: tuple[Tensor | None, Tensor | None, Setting, Sequence[int], Tensor | None, list[Any]],
     ) -> Tensor:
-        running_mean, running_var, setting, told = rest
+        running_mean, running_var, setting, rows, batches, told = rest
         # Without a residual, x tells the activation's slope. With one, a bit for each element does, or for silu, whose
         # slope is no bit, the residual.
         name = setting.activation
         aux = AUX_NONE if residual is None else AUX_BITS if name in _KINKED else AUX_RESIDUAL
-        y, saved, code, moments, bits = _forward(x, weight, bias, residual, running_mean, running_var, setting, aux)
+        y, saved, code, moments, bits = _forward(
+            x, weight, bias, residual, running_mean, running_var, setting, rows, batches, aux
+        )
         told += (code, moments)
         mask = setting.mask
         if mask is None and residual is None:
@@ -268,13 +289,9 @@ class _Native(torch.autograd.Function):
                 dy.data_ptr(),
                 dx.data_ptr(),
                 0 if dresidual is None else dresidual.data_ptr(),
-                0,
-                0,
-                0,
-                0,
-                saved.data_ptr(),
-                0 if dweight is None else dweight.data_ptr(),
-                0 if dbias is None else dbias.data_ptr(),
+                saved=saved.data_ptr(),
+                grad_weight=0 if dweight is None else dweight.data_ptr(),
+                grad_bias=0 if dbias is None else dbias.data_ptr(),
                 bits=0 if bits is None else bits.data_ptr(),
             )
         else:
@@ -391,12 +408,13 @@ def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 def _transformed(dy: Tensor) -> bool:
     """Whether a gradient is more than its numbers: batched by vmap, or carrying a tangent."""
-    return (
-        torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch._C._functorch.is_legacy_batchedtensor(dy)  # is_grads_batched
-        or torch._C._functorch.is_functorch_wrapped_tensor(dy)  # by one that has ended
-    )
+    if _transforming() or forward_ad._current_level >= 0:
+        return True
+    try:
+        dy.data_ptr()
+    except RuntimeError:  # it has no memory of its own: is_grads_batched, or a transform that has ended
+        return True
+    return False
 
 
 def _positions(mask: Tensor, x: Tensor) -> Tensor:

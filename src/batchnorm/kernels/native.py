@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ABI = 3
+ABI = 4
 SAVED_ROWS = 5
 TRAIN, EVAL, MOMENTS, APPLY, BACKWARD_TRAIN, BACKWARD_EVAL, GRAD_SUMS, GRAD_APPLY = range(8)
 AUX_NONE, AUX_BITS, AUX_RESIDUAL = range(3)
 # Name -> the kernel's code, and where a clipped activation ends (NaN: nowhere); its slope below 0 is an argument.
 ACTIVATIONS = {"none": (0, 0.0), "relu": (1, 0.0), "relu6": (2, 6.0), "leaky_relu": (2, float("nan")), "silu": (3, 0.0)}
 
-# The fields of bn_args in bn.h, in order: 26 integers and addresses, then eps, momentum, slope, cap, total.
-pack_arguments = struct.Struct("26q5d").pack
+# The fields of bn_args in bn.h, in order: 27 integers and addresses, then eps, momentum, slope, cap, total.
+pack_arguments = struct.Struct("27q5d").pack
 
 LIBRARY = Path(__file__).with_name("_bn.so")
 SWITCH = "BATCHNORM_KERNEL"

@@ -18,7 +18,9 @@ from batchnorm.moments import Moments
 
 STATISTICS = ("auto", "batch", "running")
 ONE_VALUE = ("raise", "running")
-_TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+_PARAMETERS = ("weight", "bias")
+_STATISTICS = ("running_mean", "running_var")
+_COUNT = ("num_batches_tracked",)
 
 
 class _Fast(_BatchNorm):
@@ -43,7 +45,7 @@ class _Fast(_BatchNorm):
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Note what a subclass defines in the place of a parameter or buffer."""
         super().__init_subclass__(**keywords)
-        cls._shadowed = frozenset(name for name in _TENSORS if hasattr(cls, name))
+        cls._shadowed = frozenset(name for name in _PARAMETERS + _STATISTICS + _COUNT if hasattr(cls, name))
 
     def __init__(
         self,
@@ -114,26 +116,26 @@ class _Fast(_BatchNorm):
             named = {name: value for name, value in given.items() if value is not None}
             return cast(Tensor, tracer.create_proxy("call_module", tracer.path_of_module(self), (input,), named))
         self._check_input_dim(input)
-        mean, var = self._registered("_buffers", "running_mean", "running_var")
+        mean, var = self._registered("_buffers", _STATISTICS)
         tracked, training, update = mean is not None and var is not None, self.training, self.update
         from_batch = (training or not tracked) if self.statistics == "auto" else self._takes_batch()
         update = tracked and (training and self.track_running_stats if update is None else update)
         if tracked and self.one_value == "running" and self._has_one_value(input, mask):
             from_batch = update = False  # one value is its own mean, and has no variance
-        momentum = 0.0
+        momentum, batches = 0.0, None
         if update:
             momentum = self._factor() if self.momentum is None else self.momentum
+            (batches,) = self._registered("_buffers", _COUNT)
         finite: Tensor | bool | None
         if from_batch:
-            y, finite = self._apply_to(
-                input, residual, mean if update else None, var if update else None, True, momentum, mask
-            )
+            if not update:
+                mean = var = None
+            y, finite = self._apply_to(input, residual, mean, var, True, momentum, mask, batches)
         else:
             y, finite = self._apply_to(input, residual, mean, var, False, 0.0, mask)
             if update:
                 finite = self._observe(input, momentum, mask)
-        if finite is not None:  # an update was due
-            (batches,) = self._registered("_buffers", "num_batches_tracked")
+        if finite is not None:  # an update was due, and the kernel did not count it
             if batches is not None:
                 batches.add_(1 if finite is True else finite)
             if finite is not True and not torch.compiler.is_compiling():
@@ -149,9 +151,13 @@ class _Fast(_BatchNorm):
         training: bool,
         momentum: float,
         mask: Tensor | None,
+        batches: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | bool | None]:
-        """Normalise with the batch's statistics (``training``) or the given ones: what other layers do differently."""
-        weight, bias = self._registered("_parameters", "weight", "bias")
+        """Normalise with the batch's statistics (``training``) or the given ones: what other layers do differently.
+
+        ``batches`` is a count of updates that may be kept on the way; if it was, the second value is None.
+        """
+        weight, bias = self._registered("_parameters", _PARAMETERS)
         return normalize(
             x,
             mean,
@@ -167,9 +173,12 @@ class _Fast(_BatchNorm):
             type(self).__name__,
             mask,
             self._groups(x) if training else 1,
+            None,
+            None,
+            batches,
         )
 
-    def _registered(self, room: str, *names: str) -> list[Any]:
+    def _registered(self, room: str, names: tuple[str, ...]) -> list[Any]:
         """Parameters or buffers, by name: what ``getattr`` finds, for which it takes ten times as long."""
         own, shadowed = self.__dict__, self._shadowed
         held = own[room]

@@ -77,13 +77,14 @@ class SplitBatchNorm(_Fast):
         training: bool,
         momentum: float,
         mask: Tensor | None,
+        batches: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | bool | None]:
         if not (training and self.shuffle):
-            return super()._apply_to(x, residual, mean, var, training, momentum, mask)
+            return super()._apply_to(x, residual, mean, var, training, momentum, mask, batches)
         order = torch.rand(x.shape[0], device=x.device).argsort()  # torch.compile fails on randperm here
         dealt = [None if t is None else t[order] for t in (x, residual, mask)]
         assert dealt[0] is not None
-        y, finite = super()._apply_to(dealt[0], dealt[1], mean, var, training, momentum, dealt[2])
+        y, finite = super()._apply_to(dealt[0], dealt[1], mean, var, training, momentum, dealt[2], batches)
         return y[torch.argsort(order)], finite
 
 

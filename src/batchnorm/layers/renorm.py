@@ -117,9 +117,10 @@ class BatchRenorm(_Fast):
         training: bool,
         momentum: float,
         mask: Tensor | None,
+        batches: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | bool | None]:
         if not training:
-            return super()._apply_to(x, residual, mean, var, training, momentum, mask)
+            return super()._apply_to(x, residual, mean, var, training, momentum, mask, batches)
         where = type(self).__name__
         check_dimensions(x, where)
         mask = None if mask is None else as_mask(mask, x, where)

@@ -62,15 +62,16 @@ class Synchronised(_Fast):
         training: bool,
         momentum: float,
         mask: Tensor | None,
+        batches: Tensor | None = None,
     ) -> Result:
         group = active(self._held, type(self).__name__)
         if group is None:
-            return super()._apply_to(x, residual, mean, var, training, momentum, mask)
+            return super()._apply_to(x, residual, mean, var, training, momentum, mask, batches)
         if not training:
             # Nobody waits for an exchange here; but a rank that does so alone is asked for elsewhere.
             if not torch.compiler.is_compiling():
                 passed_by(self, "with its running statistics (evaluation mode)")
-            return super()._apply_to(x, residual, mean, var, training, momentum, mask)
+            return super()._apply_to(x, residual, mean, var, training, momentum, mask, batches)
         return cast(Result, _eagerly("_synchronised")(self, x, residual, mean, var, momentum, mask, group))
 
     def _synchronised(

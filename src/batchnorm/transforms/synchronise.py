@@ -254,7 +254,7 @@ def _tried_on(layer: _BatchNorm, shape: tuple[int, ...]) -> str:
     known: list[Moments] = []
 
     def apply(
-        x: Tensor, residual: Any, mean: Any, var: Any, training: bool, momentum: float, mask: Any
+        x: Tensor, residual: Any, mean: Any, var: Any, training: bool, momentum: float, mask: Any, batches: Any = None
     ) -> tuple[Tensor, Any]:
         vars(twin)["_ran"] = True
         if training:
