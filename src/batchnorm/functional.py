@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from batchnorm.checks import (
 )
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels import differentiable, fallback
-from batchnorm.kernels.differentiable import CODES, Setting
+from batchnorm.kernels.differentiable import CODES, Rest, Setting
 from batchnorm.kernels.native import ACTIVATIONS
 from batchnorm.masks import as_mask
 from batchnorm.moments import Moments, merged, update_running
@@ -29,6 +30,7 @@ __all__ = ["Moments", "batch_norm", "moments"]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _PLAIN = (Tensor, torch.nn.Parameter)
+_tuple = tuple.__new__
 _32, _INT64 = torch.float32, torch.int64
 _compiling, _tracing = torch.compiler.is_compiling, torch._C._get_tracing_state
 _transforming, _dispatching = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
@@ -152,7 +154,7 @@ def normalize(
             groups, moments, reduce, plain = 1, None, None, mask is None
     if (
         kernel is None
-        or (rows := _serves(x, running_mean, running_var, weight, bias, residual)) is None
+        or (served := _serves(x, running_mean, running_var, weight, bias, residual)) is None
         or (running_mean is None) != (running_var is None)
         or not (training or running_mean is not None)
         or negative_slope < 0  # then the output's sign does not tell the input's
@@ -173,28 +175,36 @@ def normalize(
             x, running_mean, running_var, weight, bias, training, momentum, eps, name, residual, negative_slope,
             mask, groups, moments, reduce,
         )  # fmt: skip
-    x, like, layout = _dense(x, mask is not None)
+    rows, like = served
+    layout = None
+    if like is None or mask is not None:
+        x, like, layout = _dense(x, mask is not None)
     if residual is not None and residual.stride() != x.stride():
         residual = torch.empty_like(x).copy_(residual)
     slope = negative_slope if name == "leaky_relu" else 0.0
     if moments is None and groups == 1:
         marks = None if mask is None else _bytes(mask)
-        # Small batches are all overhead, and this makes the same tuple in a fifth of the time.
-        setting = tuple.__new__(
+        # Small batches are all overhead, and this makes the same tuples in a fifth of the time.
+        setting = _tuple(
             Setting, (kernel.run, like, layout, training, momentum, eps, slope, name, 1, 0, marks, None, None)
         )
-        counted = training and running_mean is not None and batches is not None and _is_count(batches)
-        y, status, _ = differentiable.differentiable(
-            x, weight, bias, residual, running_mean, running_var, setting, rows, batches if counted else None
-        )
-        if counted and status == 0:
-            return y, None
-        return y, None if not training or running_mean is None else status == 0
+        updates = training and running_mean is not None
+        if batches is not None and not (
+            updates and batches.dtype is _INT64 and type(batches) in _PLAIN and batches.is_cpu and batches.numel() == 1
+        ):
+            batches = None
+        told: list[Any] = []
+        rest = _tuple(Rest, (running_mean, running_var, rows, batches, setting, told))
+        y = differentiable.differentiable(x, weight, bias, residual, rest)
+        finite = told[0] == 0
+        return y, finite if updates and not (finite and batches is not None) else None
     # The kernel does not update from several groups, nor from moments that were given to it.
     setting = Setting(
         kernel.run, like, layout, True, momentum, eps, slope, name, groups, x.shape[0], _bytes(mask), moments, reduce
     )
-    y, _, found = differentiable.differentiable(x, weight, bias, residual, None, None, setting)
+    told = []
+    y = differentiable.differentiable(x, weight, bias, residual, Rest(None, None, (), None, setting, told))
+    found = told[1]
     if running_mean is None or running_var is None:
         return y, None
     if moments is None:
@@ -245,11 +255,11 @@ def _serves(
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-) -> list[int] | None:
+) -> tuple[list[int], tuple[int, int, int] | None] | None:
     """Whether the native kernel may take these: sound, plain CPU tensors of dtypes it knows, and nobody tracing.
 
-    If so, the answer is where it finds the four of a channel each (0: there is none), or nothing if they have to be
-    converted for it.
+    If so, the answer is where it finds mean, variance, weight and bias (0: there is none), or an empty list if they
+    have to be converted for it, and how it reads ``x``, if that is contiguous.
     """
     dtype = x.dtype
     if (
@@ -296,15 +306,11 @@ def _serves(
     except RuntimeError:  # a tensor without memory, such as one of a function transform that has ended
         return None
     # A sample fills a vector, whatever its instruction set; and an empty or single-row batch is torch's business.
-    numel = x.numel()
-    if numel < _LANES * (shape[0] or 1) or shape[1] * 2 > numel:
+    numel, batch, channels = x.numel(), shape[0], shape[1]
+    if numel < _LANES * (batch or 1) or channels * 2 > numel:
         return None
-    return rows if direct else []
-
-
-def _is_count(batches: Tensor) -> bool:
-    """Whether the kernel may count in it: one plain integer of 64 bits."""
-    return batches.dtype is _INT64 and type(batches) in _PLAIN and batches.is_cpu and batches.numel() == 1
+    like = (batch, channels, numel // (batch * channels)) if x.is_contiguous() else None
+    return rows if direct else [], like
 
 
 def _serves_mask(x: Tensor, mask: Tensor | None) -> bool:

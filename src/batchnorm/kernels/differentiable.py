@@ -46,37 +46,29 @@ class Setting(NamedTuple):
     reduce: Callable[[Tensor], Tensor] | None = None  # adds the backward sums of other processes
 
 
-def differentiable(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    setting: Setting,
-    rows: Sequence[int] = (),
-    batches: Tensor | None = None,
-) -> tuple[Tensor, int, Tensor | None]:
-    """Return the output, the kernel's status (0: all moments are finite), and the moments if they were asked for.
+class Rest(NamedTuple):
+    """What a call is besides what has a gradient, in one argument, because each costs time in autograd."""
 
-    ``rows`` are the addresses of mean, variance, weight and bias, where all of them are as the kernel reads them.
-    ``batches`` is counted up when the running statistics are updated.
-    """
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    rows: Sequence[int]  # addresses of mean, variance, weight and bias; empty if some have to be converted
+    batches: Tensor | None  # counts the updates of the running statistics
+    setting: Setting
+    told: list[Any]  # for the kernel's status (0: all moments are finite), and the moments if they were asked for
+
+
+def differentiable(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, rest: Rest
+) -> Tensor:
+    """Return the output; ``rest.told`` tells more."""
     if torch.is_grad_enabled() and (
         x.requires_grad
         or (weight is not None and weight.requires_grad)
         or (bias is not None and bias.requires_grad)
         or (residual is not None and residual.requires_grad)
     ):
-        told: list[Any] = []
-        # What has no gradient travels as one argument: each costs time in autograd.
-        y = _apply(x, weight, bias, residual, (running_mean, running_var, setting, rows, batches, told))
-        return y, told[0], told[1]
-    aux = AUX_NONE if residual is None else AUX_RESIDUAL
-    y, _, status, moments, _ = _forward(
-        x, weight, bias, residual, running_mean, running_var, setting, rows, batches, aux
-    )
-    return y, status, moments
+        return _apply(x, weight, bias, residual, rest)
+    return _Native.forward(None, x, weight, bias, residual, rest)
 
 
 def moments(x: Tensor, setting: Setting) -> Tensor:
@@ -154,103 +146,82 @@ def _call(
     return code
 
 
-def _forward(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    setting: Setting,
-    rows: Sequence[int],
-    batches: Tensor | None,
-    aux: int,
-) -> tuple[Tensor, Tensor, int, Tensor | None, Tensor | None]:
-    _, (batch, channels, positions), layout, training, _, _, _, _, groups, _, _, given, _ = setting
-    y = torch.empty_like(x)
-    saved = _FLOAT32.new_empty(groups * _ROWS, channels)
-    mean32, var32 = running_mean, running_var
-    if not rows:
-        # Whoever has an address must hold the tensor, too: this list lives until the kernel is through.
-        converted = [_float32(tensor) for tensor in (running_mean, running_var, weight, bias)]
-        mean32, var32, _, _ = converted
-        rows = [_address(tensor) for tensor in converted]
-    moments = None
-    if given is not None:
-        operation = native.APPLY
-        moments = torch.stack((given.mean, given.var), -2).to(_FLOAT64)
-    elif training:
-        operation = _TRAIN
-        if groups > 1:
-            moments = _FLOAT64.new_empty(groups, 2, channels)
-    else:
-        operation = native.EVAL
-    bits = None
-    if aux == AUX_BITS:
-        row = (channels + 7) // 8 if positions == 1 else channels * ((positions + 7) // 8)
-        bits = _UINT8.new_empty(batch * row + 4)
-    code = _call(
-        setting,
-        operation,
-        aux,
-        x,
-        0 if residual is None else residual.data_ptr(),
-        0,
-        y.data_ptr(),
-        0,
-        rows[2],
-        rows[3],
-        rows[0],
-        rows[1],
-        0 if batches is None else batches.data_ptr(),
-        saved.data_ptr(),
-        0,
-        0,
-        0 if moments is None else moments.data_ptr(),
-        0,
-        0.0,
-        0 if bits is None else bits.data_ptr(),
-    )
-    if training and code == 0 and running_mean is not None and running_var is not None:
-        if mean32 is running_mean and var32 is running_var:
-            _increment_version((running_mean, running_var) if batches is None else (running_mean, running_var, batches))
-        else:
-            if batches is not None:
-                _increment_version((batches,))
-            running_mean.copy_(mean32)  # type: ignore[arg-type]
-            running_var.copy_(var32)  # type: ignore[arg-type]
-    if layout is not None:
-        y = y.contiguous(memory_format=layout)
-    return y, saved, code, moments, bits
-
-
 class _Native(torch.autograd.Function):
     """The kernel's two directions. A second derivative is taken of `fallback.composite`."""
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        residual: Tensor | None,
-        rest: tuple[Tensor | None, Tensor | None, Setting, Sequence[int], Tensor | None, list[Any]],
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, rest: Rest
     ) -> Tensor:
-        running_mean, running_var, setting, rows, batches, told = rest
+        """Without a ``ctx`` there will be no way back, and nothing is kept for it."""
+        running_mean, running_var, rows, batches, setting, told = rest
+        _, (batch, channels, positions), layout, training, _, _, _, name, groups, _, mask, given, _ = setting
+        y = torch.empty_like(x)
+        saved = _FLOAT32.new_empty(groups * _ROWS, channels)
+        mean32, var32 = running_mean, running_var
+        if not rows:
+            # Whoever has an address must hold the tensor, too: this list lives until the kernel is through.
+            converted = [_float32(tensor) for tensor in (running_mean, running_var, weight, bias)]
+            mean32, var32, _, _ = converted
+            rows = [_address(tensor) for tensor in converted]
+        moments = None
+        if given is not None:
+            operation = native.APPLY
+            moments = torch.stack((given.mean, given.var), -2).to(_FLOAT64)
+        elif training:
+            operation = _TRAIN
+            if groups > 1:
+                moments = _FLOAT64.new_empty(groups, 2, channels)
+        else:
+            operation = native.EVAL
         # Without a residual, x tells the activation's slope. With one, a bit for each element does, or for silu, whose
         # slope is no bit, the residual.
-        name = setting.activation
-        aux = AUX_NONE if residual is None else AUX_BITS if name in _KINKED else AUX_RESIDUAL
-        y, saved, code, moments, bits = _forward(
-            x, weight, bias, residual, running_mean, running_var, setting, rows, batches, aux
+        aux, bits = AUX_NONE, None
+        if residual is not None:
+            aux = AUX_BITS if ctx is not None and name in _KINKED else AUX_RESIDUAL
+            if aux == AUX_BITS:
+                row = (channels + 7) // 8 if positions == 1 else channels * ((positions + 7) // 8)
+                bits = _UINT8.new_empty(batch * row + 4)
+        code = _call(
+            setting,
+            operation,
+            aux,
+            x,
+            0 if residual is None else residual.data_ptr(),
+            0,
+            y.data_ptr(),
+            0,
+            rows[2],
+            rows[3],
+            rows[0],
+            rows[1],
+            0 if batches is None else batches.data_ptr(),
+            saved.data_ptr(),
+            0,
+            0,
+            0 if moments is None else moments.data_ptr(),
+            0,
+            0.0,
+            0 if bits is None else bits.data_ptr(),
         )
         told += (code, moments)
-        mask = setting.mask
-        if mask is None and residual is None:
-            ctx.save_for_backward(x, weight, bias, saved)
-        else:
-            ctx.save_for_backward(x, weight, bias, saved, residual if name == "silu" else bits, mask)
-        ctx.rest = setting, x.stride(), AUX_NONE if name == "none" else aux
+        if training and code == 0 and running_mean is not None and running_var is not None:
+            if mean32 is not running_mean or var32 is not running_var:
+                running_mean.copy_(mean32)  # type: ignore[arg-type]
+                running_var.copy_(var32)  # type: ignore[arg-type]
+                _increment_version(() if batches is None else (batches,))
+            elif batches is None:
+                _increment_version((running_mean, running_var))
+            else:
+                _increment_version((running_mean, running_var, batches))
+        if layout is not None:
+            y = y.contiguous(memory_format=layout)
+        if ctx is not None:
+            if mask is None and residual is None:
+                ctx.save_for_backward(x, weight, bias, saved)
+            else:
+                ctx.save_for_backward(x, weight, bias, saved, residual if name == "silu" else bits, mask)
+            ctx.rest = setting, x.stride(), AUX_NONE if name == "none" else aux
         return y
 
     @staticmethod
@@ -269,8 +240,9 @@ class _Native(torch.autograd.Function):
         if dy.stride() != strides:
             dy = torch.empty_like(x).copy_(dy)
         dx = torch.empty_like(x)
-        dweight = _row_like(weight) if needs[1] else None
-        dbias = _row_like(bias) if needs[2] else None
+        # Always without gaps: a row that has some is not copied with them.
+        dweight = torch.empty_like(weight, dtype=_32) if needs[1] else None
+        dbias = torch.empty_like(bias, dtype=_32) if needs[2] else None
         dresidual = None
         bits = None
         if aux == AUX_BITS:
@@ -289,10 +261,18 @@ class _Native(torch.autograd.Function):
                 dy.data_ptr(),
                 dx.data_ptr(),
                 0 if dresidual is None else dresidual.data_ptr(),
-                saved=saved.data_ptr(),
-                grad_weight=0 if dweight is None else dweight.data_ptr(),
-                grad_bias=0 if dbias is None else dbias.data_ptr(),
-                bits=0 if bits is None else bits.data_ptr(),
+                0,
+                0,
+                0,
+                0,
+                0,
+                saved.data_ptr(),
+                0 if dweight is None else dweight.data_ptr(),
+                0 if dbias is None else dbias.data_ptr(),
+                0,
+                0,
+                0.0,
+                0 if bits is None else bits.data_ptr(),
             )
         else:
             _staged_backward(setting, aux, x, auxiliary, bits, dy, dx, dresidual, saved, dweight, dbias)
@@ -423,6 +403,8 @@ def _positions(mask: Tensor, x: Tensor) -> Tensor:
 
 def _as_bits(saved: Tensor) -> Tensor:
     """Bits that were saved, as the kernel reads them, whatever hooks on saved tensors made of them."""
+    if saved.dtype is torch.uint8 and saved.is_contiguous():
+        return saved
     return saved.to(torch.uint8).contiguous()
 
 
@@ -437,13 +419,6 @@ def _passes(setting: Setting, strides: tuple[int, ...], x: Tensor, saved: Tensor
         out_residual=slope.data_ptr(), saved=saved.data_ptr(), bits=bits.data_ptr(),
     )  # fmt: skip
     return slope == 1
-
-
-def _row_like(parameter: Tensor) -> Tensor:
-    """Room for a parameter's gradient, as the kernel writes it."""
-    if parameter.dtype is _32 and parameter.is_contiguous():
-        return torch.empty_like(parameter)  # in a third of the time that a shape would take
-    return _FLOAT32.new_empty(parameter.shape)
 
 
 def _float32(tensor: Tensor | None) -> Tensor | None:
