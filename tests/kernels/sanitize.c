@@ -200,11 +200,13 @@ static void one(const shape *s, const activation *f, int training, int residual,
 
     double *old_mean = exactly(C, sizeof(double)), *old_var = exactly(C, sizeof(double));
     for (int64_t c = 0; mean && c < C; c++) old_mean[c] = mean[c], old_var[c] = var[c];
+    int64_t *batches = mean ? exactly(1, sizeof *batches) : NULL;
+    if (batches) *batches = 7;
     bn_args a = {.operation = training ? BN_TRAIN : BN_EVAL, .dtype = bf16, .activation = f->code,
                  .aux = !residual ? BN_AUX_NONE : kinked ? BN_AUX_BITS : BN_AUX_RESIDUAL, .bits = bits, .threads = s->threads, .batch = N, .channels = C,
                  .positions = S, .groups = G, .samples = kind->samples, .mask = mask, .x = x, .aux_data = r, .out = y,
-                 .weight = weight, .bias = bias, .running_mean = mean, .running_var = var, .saved = saved,
-                 .moments = moments, .eps = eps, .momentum = momentum, .slope = f->slope, .cap = f->cap};
+                 .weight = weight, .bias = bias, .running_mean = mean, .running_var = var, .batches = batches,
+                 .saved = saved, .moments = moments, .eps = eps, .momentum = momentum, .slope = f->slope, .cap = f->cap};
     if (halves) {
         bn_args first = a;
         first.operation = BN_MOMENTS, first.activation = BN_NONE, first.aux = BN_AUX_NONE;
@@ -229,6 +231,7 @@ static void one(const shape *s, const activation *f, int training, int residual,
     }
     must(&b, "the way back");
 
+    if (batches) compare("batches", (double)*batches, 7 + training, 0, 0, &a, f->name);
     for (int64_t i = 0; mask && i < total; i++)
         if (!mask[i / (C * S) * S + i % S]) {
             compare("padding of y", get(y, i, bf16), 0, 0, 0, &a, f->name);
@@ -272,7 +275,8 @@ static void one(const shape *s, const activation *f, int training, int residual,
         }
     }
     void *all[] = {x,     y,  dx, r,     dy, weight, bias,    mean,    var,  saved,    dweight,
-                   dbias, dr, mu, sigma, z,  count,  moments, sums,    mask, old_mean, old_var, bits};
+                   dbias, dr, mu, sigma, z,  count,  moments, sums,    mask, old_mean, old_var, bits,
+                   batches};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 

@@ -178,3 +178,23 @@ def test_gradients_of_a_rejected_batch_are_torchs(path):
         results.append((x.grad[:, :5], layer.bias.grad[:5]))
     for actual, expected in zip(results[1], results[0], strict=True):
         same(actual, expected)
+
+
+@DIMS
+@pytest.mark.parametrize("activation", ["relu", "relu6", "leaky_relu"])
+@pytest.mark.parametrize("added", [False, True], ids=["alone", "residual"])
+@pytest.mark.parametrize("gradient", [1.0, float("inf")])
+def test_at_a_nan_and_under_an_infinite_gradient_the_slope_is_torchs(dims, activation, added, gradient, path):
+    stock, layer = STOCK[dims](24).eval(), OURS[dims](24, activation=activation).eval()
+    inputs = [example(dims) * 4, *([example(dims)] if added else [])]
+    inputs[0].flatten(1)[:, 7] = float("nan")
+    results = []
+    for forward in (lambda x, *r: getattr(torch.nn.functional, activation)(sum(r, stock(x))), layer):
+        leaves = [t.clone().requires_grad_() for t in inputs]
+        y = forward(*leaves)
+        results.append((y, *torch.autograd.grad(y, leaves, torch.full_like(y, gradient))))
+    assert results[0][0].isnan().any()
+    finite = inputs[0].isfinite()  # the gradient at a NaN itself is a NaN here
+    results = [(y, torch.where(finite, dx, 0), *of_residual) for y, dx, *of_residual in results]
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)

@@ -187,25 +187,23 @@ INLINE vf NAME(activate)(vf z, const bn_args *a, int act) {
     }
 }
 
-/* Where the slope of a piecewise linear activation is 1. */
+/* Where the slope of a piecewise linear activation is 1. At a NaN torch's relu passes, and the others do not. */
 INLINE vi NAME(passes)(vf z, const bn_args *a, int act) {
     const vf zero = {0}, cap = zero + (float)a->cap;
-    return act == BN_CLIPPED ? ~(z <= zero) & ~(z >= cap) : ~(z <= zero);
+    return act == BN_CLIPPED ? (z > zero) & ~(z >= cap) : ~(z <= zero);
 }
 
-/* dy times the slope that a bit tells: 1, or the slope below 0. (relu6, whose slope is 0 above its cap too, has none.) */
-INLINE vf NAME(through_bits)(vf dy, int64_t b, int64_t fresh, const bn_args *a, int act) {
-    const vi pass = NAME(lanes_at)(a->bits, b, fresh);
-    if (act == BN_RELU || a->slope == 0) return (vf)((vi)dy & pass);
+/* dy times that slope: 1, or the one below 0. (relu6, whose slope is 0 above its cap too, has none.) */
+INLINE vf NAME(through_kink)(vf dy, vi pass, const bn_args *a, int act) {
+    if (act == BN_RELU || a->slope == 0) return (vf)((vi)dy & pass); /* not 0 * dy, which may be infinite */
     return NAME(select)(pass, dy, dy * (float)a->slope);
 }
 
 /* dy times the activation's slope at its input z. */
 INLINE vf NAME(through)(vf dy, vf z, const bn_args *a, int act) {
-    const vf zero = {0}, cap = zero + (float)a->cap;
     switch (act) {
-    case BN_RELU: return (vf)((vi)dy & ~(z <= zero));
-    case BN_CLIPPED: return (vf)((vi)NAME(select)(z <= zero, dy * (float)a->slope, dy) & ~(z >= cap));
+    case BN_RELU:
+    case BN_CLIPPED: return NAME(through_kink)(dy, NAME(passes)(z, a, act), a, act);
     case BN_SILU: {
         z = NAME(at_most)(NAME(at_least)(z, -88.0f), 87.0f);
         vf e = NAME(exponential)(-z), s = 1.0f / (1.0f + e);
@@ -236,7 +234,7 @@ INLINE vf NAME(gradient)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, 
                          int bf16) {
     vf dy = NAME(load)(a->dy, i, bf16);
     if (act == BN_NONE) return dy;
-    if (aux == BN_AUX_BITS) return NAME(through_bits)(dy, b, fresh, a, act);
+    if (aux == BN_AUX_BITS) return NAME(through_kink)(dy, NAME(lanes_at)(a->bits, b, fresh), a, act);
     return NAME(through)(dy, NAME(before_activation)(a, i, d, k, aux, bf16), a, act);
 }
 
