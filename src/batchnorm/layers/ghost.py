@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from batchnorm.errors import BatchNormError
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import Tensors, _Fast
 
 
 class GhostBatchNorm(_Fast):
@@ -69,22 +69,14 @@ class SplitBatchNorm(_Fast):
         return self.splits
 
     def _apply_to(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        mean: Tensor | None,
-        var: Tensor | None,
-        training: bool,
-        momentum: float,
-        mask: Tensor | None,
-        batches: Tensor | None = None,
+        self, x: Tensor, residual: Tensor | None, held: Tensors, training: bool, momentum: float, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | bool | None]:
         if not (training and self.shuffle):
-            return super()._apply_to(x, residual, mean, var, training, momentum, mask, batches)
+            return super()._apply_to(x, residual, held, training, momentum, mask)
         order = torch.rand(x.shape[0], device=x.device).argsort()  # torch.compile fails on randperm here
         dealt = [None if t is None else t[order] for t in (x, residual, mask)]
         assert dealt[0] is not None
-        y, finite = super()._apply_to(dealt[0], dealt[1], mean, var, training, momentum, dealt[2], batches)
+        y, finite = super()._apply_to(dealt[0], dealt[1], held, training, momentum, dealt[2])
         return y[torch.argsort(order)], finite
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from batchnorm.checks import check_dimensions
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments, normalize
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import Tensors, _Fast
 from batchnorm.masks import as_mask
 
 
@@ -109,23 +109,15 @@ class BatchRenorm(_Fast):
         return limit(float(seen) if seen.is_cpu and not torch.compiler.is_compiling() else seen)
 
     def _apply_to(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        mean: Tensor | None,
-        var: Tensor | None,
-        training: bool,
-        momentum: float,
-        mask: Tensor | None,
-        batches: Tensor | None = None,
+        self, x: Tensor, residual: Tensor | None, held: Tensors, training: bool, momentum: float, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | bool | None]:
         if not training:
-            return super()._apply_to(x, residual, mean, var, training, momentum, mask, batches)
+            return super()._apply_to(x, residual, held, training, momentum, mask)
         where = type(self).__name__
         check_dimensions(x, where)
         mask = None if mask is None else as_mask(mask, x, where)
         batch = moments(x, mask=mask)
-        weight, bias = self.weight, self.bias
+        weight, bias, mean, var, _ = held
         # As wide as a parameter would be: r and d of a bfloat16 input are not rounded to 8 bits.
         wide = torch.promote_types(x.dtype, torch.float32)
         r, d = (correction.to(wide) for correction in self._corrections(batch.mean, batch.var))

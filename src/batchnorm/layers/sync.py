@@ -28,7 +28,7 @@ from batchnorm.distributed.sums import alone, over_ranks
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments as local_moments
 from batchnorm.functional import normalize
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import Tensors, _Fast
 from batchnorm.moments import Moments, merged, update_running
 
 Result: TypeAlias = tuple[Tensor, Tensor | bool | None]
@@ -54,37 +54,23 @@ class Synchronised(_Fast):
         self._held = hold(group, type(self).__name__)
 
     def _apply_to(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        mean: Tensor | None,
-        var: Tensor | None,
-        training: bool,
-        momentum: float,
-        mask: Tensor | None,
-        batches: Tensor | None = None,
+        self, x: Tensor, residual: Tensor | None, held: Tensors, training: bool, momentum: float, mask: Tensor | None
     ) -> Result:
         group = active(self._held, type(self).__name__)
         if group is None:
-            return super()._apply_to(x, residual, mean, var, training, momentum, mask, batches)
+            return super()._apply_to(x, residual, held, training, momentum, mask)
         if not training:
             # Nobody waits for an exchange here; but a rank that does so alone is asked for elsewhere.
             if not torch.compiler.is_compiling():
                 passed_by(self, "with its running statistics (evaluation mode)")
-            return super()._apply_to(x, residual, mean, var, training, momentum, mask, batches)
-        return cast(Result, _eagerly("_synchronised")(self, x, residual, mean, var, momentum, mask, group))
+            return super()._apply_to(x, residual, held, training, momentum, mask)
+        return cast(Result, _eagerly("_synchronised")(self, x, residual, held, momentum, mask, group))
 
     def _synchronised(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        mean: Tensor | None,
-        var: Tensor | None,
-        momentum: float,
-        mask: Tensor | None,
-        group: Any,
+        self, x: Tensor, residual: Tensor | None, held: Tensors, momentum: float, mask: Tensor | None, group: Any
     ) -> Result:
         where = type(self).__name__
+        weight, bias, mean, var, _ = held
         graph = torch.is_grad_enabled()
         flags = (GRAD if graph else 0) | (DX if graph and x.requires_grad else 0) | (UPDATE if mean is not None else 0)
         whole, line, all_flags = self._whole_moments(x, mask, flags, group)
@@ -96,7 +82,8 @@ class Synchronised(_Fast):
             reduce = over_ranks(replace(line, direction=BACKWARD, flags=0), group)
         if float(whole.count) == 1:  # every rank knows, and does the same
             if self.one_value == "running" and self.running_mean is not None:
-                return super()._apply_to(x, residual, self.running_mean, self.running_var, False, 0.0, mask)
+                running = Tensors(weight, bias, self.running_mean, self.running_var)
+                return super()._apply_to(x, residual, running, False, 0.0, mask)
             raise BatchNormError(
                 "Expected more than 1 value per channel when training, but all ranks together have one (here the input "
                 f"size is {list(x.shape)}): one value is its own mean",
@@ -104,7 +91,7 @@ class Synchronised(_Fast):
                 do="use larger batches, or normalise with running statistics (eval())",
             )
         return normalize(
-            x, mean, var, self.weight, self.bias, True, momentum, self.eps, self.activation, residual,
+            x, mean, var, weight, bias, True, momentum, self.eps, self.activation, residual,
             self.negative_slope, where, mask, moments=whole, reduce=reduce,
         )  # fmt: skip
 

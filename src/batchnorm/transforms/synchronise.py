@@ -18,7 +18,7 @@ from batchnorm.distributed.groups import active
 from batchnorm.distributed.sums import alone
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments, normalize
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import Tensors, _Fast
 from batchnorm.layers.channel_norms import BatchNorm
 from batchnorm.layers.masked import MaskedBatchNorm
 from batchnorm.layers.sync import SyncBatchNorm, Synchronised
@@ -187,7 +187,8 @@ def _redirect(
     if weight is not layer.weight or bias is not layer.bias or eps != layer.eps:  # another layer's
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     y: Tensor
-    y, finite = layer._apply_to(input, None, running_mean, running_var, training, momentum, None)
+    held = Tensors(weight, bias, running_mean, running_var)
+    y, finite = layer._apply_to(input, None, held, training, momentum, None)
     if finite is not None and not torch.compiler.is_compiling():
         report_nonfinite(finite, layer.nonfinite, type(layer).__name__)
     return y
@@ -254,13 +255,14 @@ def _tried_on(layer: _BatchNorm, shape: tuple[int, ...]) -> str:
     known: list[Moments] = []
 
     def apply(
-        x: Tensor, residual: Any, mean: Any, var: Any, training: bool, momentum: float, mask: Any, batches: Any = None
+        x: Tensor, residual: Any, held: Tensors, training: bool, momentum: float, mask: Any
     ) -> tuple[Tensor, Any]:
         vars(twin)["_ran"] = True
+        weight, bias, mean, var, _ = held
         if training:
             seen.append(known[0] if known else moments(x, mask=mask))
         return normalize(
-            x, mean, var, twin.weight, twin.bias, training, momentum, twin.eps, twin.activation, residual,
+            x, mean, var, weight, bias, training, momentum, twin.eps, twin.activation, residual,
             twin.negative_slope, name, mask, moments=seen[-1] if training else None, reduce=alone if training else None,
         )  # fmt: skip
 
