@@ -36,9 +36,17 @@ INLINE void NAME(add_at)(double *p, vf v) {
     memcpy(p + L / 2, &high, sizeof high);
 }
 
-/* bfloat16 is the upper half of a float32. */
+/* bfloat16 is the upper half of a float32. Of two neighbouring vectors it costs less to take the elements with even numbers
+ * as one and those with odd numbers as the other, where it does not matter which is which. `bf16` says what is meant. */
+enum { NAME(EVEN) = 2, NAME(ODD) = 3 };
+
 INLINE vf NAME(load)(const void *p, int64_t i, int bf16) {
     if (!bf16) return NAME(loadf)((const float *)p + i);
+    if (bf16 >= NAME(EVEN)) {
+        vu both;
+        memcpy(&both, (const uint16_t *)p + i, sizeof both);
+        return (vf)(bf16 == NAME(EVEN) ? both << 16 : both & 0xffff0000);
+    }
     vh half;
     memcpy(&half, (const uint16_t *)p + i, sizeof half);
 #if BN_ISA == 2
@@ -48,15 +56,20 @@ INLINE vf NAME(load)(const void *p, int64_t i, int bf16) {
 #endif
 }
 
-/* Round to nearest even and cut off the lower half. A NaN stays one, because the lower half of every NaN here is 0: those of
- * the tensors are bfloat16 themselves, those of the coefficients are `without_payload`, and the CPU's own has none. */
+/* Rounded to nearest even in the upper half; the lower half is to be cut off. A NaN stays one, because the lower half of
+ * every NaN here is 0: those of the tensors are bfloat16 themselves, those of the coefficients are `without_payload`, and
+ * the CPU's own has none. */
+INLINE vu NAME(rounded)(vf v) {
+    const vu bits = (vu)v;
+    return bits + 0x7fff + ((bits >> 16) & 1);
+}
+
 INLINE void NAME(store)(void *p, int64_t i, vf v, int bf16) {
     if (!bf16) {
         memcpy((float *)p + i, &v, sizeof v);
         return;
     }
-    vu bits = (vu)v;
-    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const vu bits = NAME(rounded)(v) >> 16;
 #if BN_ISA == 2
     _mm_storeu_si128((__m128i *)((uint16_t *)p + i),
                      _mm_packus_epi32(_mm256_castsi256_si128((__m256i)bits), _mm256_extracti128_si256((__m256i)bits, 1)));
@@ -64,6 +77,11 @@ INLINE void NAME(store)(void *p, int64_t i, vf v, int bf16) {
     vh half = __builtin_convertvector(bits, vh);
     memcpy((uint16_t *)p + i, &half, sizeof half);
 #endif
+}
+
+INLINE void NAME(store_pair)(void *p, int64_t i, vf even, vf odd) {
+    const vu both = NAME(rounded)(even) >> 16 | (NAME(rounded)(odd) & 0xffff0000);
+    memcpy((uint16_t *)p + i, &both, sizeof both);
 }
 
 /* The same past the caches: a line that nobody reads soon is not fetched in order to be overwritten. Whole vectors at
@@ -245,17 +263,31 @@ INLINE vf NAME(term)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, vf *
     return backward ? NAME(gradient)(a, i, b, fresh, *d, k, act, aux, bf16) : *d;
 }
 
-/* Second sweep. `keep` stores g, the gradient of the residual. */
-INLINE void NAME(write)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, const coefficients *k, int backward, int keep,
-                        int act, int aux, int bf16, int stream) {
+/* Second sweep: what is to be written, and with it g, the gradient of the residual. */
+INLINE vf NAME(result)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, vf *g, const coefficients *k, int backward,
+                       int act, int aux, int bf16) {
     vf d = NAME(load)(a->x, i, bf16) - k->centre;
     if (backward) {
-        vf g = NAME(gradient)(a, i, b, fresh, d, k, act, aux, bf16);
-        if (keep) NAME(store_out)(a->out_residual, i, g, bf16, stream);
-        NAME(store_out)(a->out, i, (g + (d * k->grad_x + k->grad_1)) * k->scale, bf16, stream);
-    } else {
-        vf z = NAME(before_activation)(a, i, d, k, aux, bf16);
-        if (aux == BN_AUX_BITS) NAME(put_lanes)(a->bits, b, fresh, NAME(passes)(z, a, act));
-        NAME(store_out)(a->out, i, NAME(activate)(z, a, act), bf16, stream);
+        *g = NAME(gradient)(a, i, b, fresh, d, k, act, aux, bf16);
+        return (*g + (d * k->grad_x + k->grad_1)) * k->scale;
     }
+    vf z = NAME(before_activation)(a, i, d, k, aux, bf16);
+    if (aux == BN_AUX_BITS) NAME(put_lanes)(a->bits, b, fresh, NAME(passes)(z, a, act));
+    return NAME(activate)(z, a, act);
+}
+
+/* `keep` stores g, too. */
+INLINE void NAME(write)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, const coefficients *k, int backward, int keep,
+                        int act, int aux, int bf16, int stream) {
+    vf g = {0}, v = NAME(result)(a, i, b, fresh, &g, k, backward, act, aux, bf16);
+    if (keep) NAME(store_out)(a->out_residual, i, g, bf16, stream);
+    NAME(store_out)(a->out, i, v, bf16, stream);
+}
+
+/* Two vectors of bfloat16. */
+INLINE void NAME(write_pair)(const bn_args *a, int64_t i, const coefficients *k, int backward, int keep, int act, int aux) {
+    vf g[2] = {{0}, {0}}, v[2];
+    for (int j = 0; j < 2; j++) v[j] = NAME(result)(a, i, 0, L, &g[j], k, backward, act, aux, NAME(EVEN) + j);
+    if (keep) NAME(store_pair)(a->out_residual, i, g[0], g[1]);
+    NAME(store_pair)(a->out, i, v[0], v[1]);
 }
