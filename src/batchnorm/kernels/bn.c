@@ -82,7 +82,8 @@ typedef struct {
     float *grad_x, *grad_1;       /* backward: dx = (g + grad_x*(x - mean) + grad_1) * scale, per channel */
     int64_t block;                /* runs: channels per task */
     int64_t rows, columns, group; /* matrix: columns = channels * group; group 0 means runs */
-    int64_t tile, chunks;         /* matrix: channels per tile, or chunks of rows; runs: chunks per channel */
+    int64_t chunks;               /* matrix: chunks of rows; runs: chunks per channel */
+    int64_t tile, tiles;          /* matrix: channels per tile, and how many tiles */
     float *wide[5];               /* matrix, group > 1: coefficients repeated for every column */
     double *partial;              /* sums that several tasks make together */
 } call;

@@ -309,9 +309,7 @@ static void NAME(tile_task)(void *context, int64_t task) {
     call *k = context;
     const bn_args *a = k->a;
     const int train = NAME(takes_moments)(a);
-    const int64_t g = k->group, c0 = task * k->tile, rest = a->channels - c0;
-    /* The last tile takes what would be too little for one of its own. */
-    const int64_t c1 = c0 + (rest < 2 * k->tile ? rest : k->tile);
+    const int64_t g = k->group, c0 = task * k->tile, c1 = task == k->tiles - 1 ? a->channels : c0 + k->tile;
     double *sums = k->partial, *products = k->partial + k->columns;
     if (train) NAME(guess_columns)(k, c0, c1);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
@@ -326,22 +324,33 @@ static void NAME(tile_task)(void *context, int64_t task) {
     NAME(matrix)(k, 0, k->rows, c0 * g, c1 * g, &w, NULL, NULL);
 }
 
-/* Many rows: chunks of rows, in two phases. */
+/* Many rows: chunks of rows, in two phases; task = chunk * tiles + tile. */
+static void NAME(part_of_rows)(const call *k, int64_t chunk, int64_t tile, int64_t *from, int64_t *to, int64_t *c0,
+                               int64_t *c1) {
+    *from = chunk * k->rows / k->chunks;
+    *to = (chunk + 1) * k->rows / k->chunks;
+    *c0 = tile * k->tile * k->group;
+    *c1 = tile == k->tiles - 1 ? k->columns : *c0 + k->tile * k->group;
+}
+
 static void NAME(rows_sums)(void *context, int64_t task) {
     call *k = context;
-    double *sums = k->partial + task * 2 * k->columns;
-    memset(sums, 0, (size_t)(2 * k->columns) * sizeof *sums);
+    int64_t from, to, c0, c1;
+    NAME(part_of_rows)(k, task / k->tiles, task % k->tiles, &from, &to, &c0, &c1);
+    double *sums = k->partial + task / k->tiles * 2 * k->columns, *products = sums + k->columns;
+    memset(sums + c0, 0, (size_t)(c1 - c0) * sizeof *sums);
+    memset(products + c0, 0, (size_t)(c1 - c0) * sizeof *sums);
     const NAME(columns) w = NAME(of_columns)(k, 0, 0, NAME(takes_moments)(k->a), 0);
-    const int64_t from = task * k->rows / k->chunks, to = (task + 1) * k->rows / k->chunks;
-    NAME(matrix)(k, from, to, 0, k->columns, &w, sums, sums + k->columns);
+    NAME(matrix)(k, from, to, c0, c1, &w, sums, products);
 }
 
 /* Last chunk first: it is what the first phase left in the cache. */
 static void NAME(rows_write)(void *context, int64_t task) {
     call *k = context;
+    int64_t from, to, c0, c1;
+    NAME(part_of_rows)(k, k->chunks - 1 - task / k->tiles, task % k->tiles, &from, &to, &c0, &c1);
     const NAME(columns) w = NAME(of_columns)(k, 0, 0, 0, 0);
-    task = k->chunks - 1 - task;
-    NAME(matrix)(k, task * k->rows / k->chunks, (task + 1) * k->rows / k->chunks, 0, k->columns, &w, NULL, NULL);
+    NAME(matrix)(k, from, to, c0, c1, &w, NULL, NULL);
 }
 
 static void NAME(run_rows)(call *k) {
@@ -351,41 +360,46 @@ static void NAME(run_rows)(call *k) {
     if (train) NAME(guess_columns)(k, 0, C);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
         NAME(of_columns)(k, 0, C, train, 1);
-        parallel(a->threads, k->chunks, NAME(rows_sums), k);
+        parallel(a->threads, k->chunks * k->tiles, NAME(rows_sums), k);
         for (int64_t t = 1; t < k->chunks; t++)
             for (int64_t j = 0; j < 2 * k->columns; j++) k->partial[j] += k->partial[t * 2 * k->columns + j];
         again = NAME(finish_columns)(k, 0, C, k->partial, k->partial + k->columns, final);
     }
     if (!NAME(needs_output)(a)) return;
     NAME(of_columns)(k, 0, C, 0, 1);
-    parallel(a->threads, k->chunks, NAME(rows_write), k);
+    parallel(a->threads, k->chunks * k->tiles, NAME(rows_write), k);
+}
+
+/* Tiles of `columns` columns or a few more, and the last one takes what would be too little for one of its own. */
+static void NAME(set_tiles)(call *k, int64_t columns) {
+    k->tile = (columns < 64 ? 64 : columns / 64 * 64) / k->group;
+    if (k->group > 1) k->tile = k->tile < 8 ? 8 : k->tile / 8 * 8; /* whole bytes of bits */
+    k->tiles = k->a->channels / k->tile;
+    if (k->tiles < 1) k->tiles = 1;
 }
 
 static int64_t NAME(run_matrix)(call *k) {
     const bn_args *a = k->a;
-    const int64_t columns = k->columns, rows = k->rows;
-    const int tiled = rows <= 256 && NAME(needs_sums)(a);
-    /* Up to 16 threads the chunks do not depend on their number, and so neither does any bit of the result. */
-    k->chunks = tiled ? 1 : a->threads > 16 ? a->threads : 16;
-    if (k->chunks > (rows + 7) / 8) k->chunks = (rows + 7) / 8;
+    const int64_t columns = k->columns, rows = k->rows, threads = a->threads;
+    const int summing = NAME(needs_sums)(a);
+    /* A tile of a few rows stays in the cache from its sums to its output. But memory is faster end to end: from 128 rows
+     * on only rows of some pages are cut. */
+    const int tiled = summing && (rows < 128 || (rows <= 256 && columns >= 2048));
+    /* Up to 16 threads the chunks do not depend on their number, and so neither does any bit of the result. A chunk's
+     * sums take as much memory as four of its rows. */
+    const int64_t least = summing ? 64 : 8, most = rows < 2 * least ? 1 : rows / least;
+    k->chunks = tiled ? 1 : threads > 16 ? threads : 16;
+    if (k->chunks > most) k->chunks = most;
     const size_t wide = k->group > 1 ? 5 * (size_t)columns * sizeof(float) : 0;
     char *memory = malloc((size_t)(2 * columns * k->chunks) * sizeof(double) + wide);
     if (!memory) return -1;
     k->partial = (double *)memory;
     for (int j = 0; j < 5; j++) k->wide[j] = (float *)(k->partial + 2 * columns * k->chunks) + j * columns;
-    if (tiled) {
-        /* A tile of about 512 KB, of whole channels and at least 64 columns (four cache lines). */
-        int64_t tile = (131072 / rows + 63) / 64 * 64;
-        /* No more than a thread's share, or some would idle; rounded down, as the last tile takes the rest. */
-        const int64_t share = columns / a->threads;
-        if (tile > share) tile = share < 64 ? 64 : share / 64 * 64;
-        k->tile = tile / k->group;
-        if (k->group > 1) k->tile = k->tile < 8 ? 8 : k->tile / 8 * 8; /* whole bytes of bits */
-        int64_t tasks = a->channels / k->tile;
-        parallel(a->threads, tasks > 0 ? tasks : 1, NAME(tile_task), k);
-    } else {
-        NAME(run_rows)(k);
-    }
+    /* About 512 KB, but no more than a thread's share, or some would idle. */
+    const int64_t share = (columns * k->chunks + threads - 1) / threads, fits = (131072 / rows + 63) / 64 * 64;
+    NAME(set_tiles)(k, tiled && fits < share ? fits : share < columns ? share : columns);
+    if (tiled) parallel(threads, k->tiles, NAME(tile_task), k);
+    else NAME(run_rows)(k);
     free(memory);
     return 0;
 }
