@@ -5,19 +5,19 @@
 /* How far the bit of an element is from the element's own index: every row of `width` bits is filled up to whole bytes. */
 INLINE int64_t NAME(bit_shift)(int64_t row, int64_t width) { return row * (-width & 7); }
 
-/* Whether two vectors may share their loads and stores: not if each looks at bits of its own. */
-INLINE int NAME(in_pairs)(int aux, int bf16) { return bf16 && aux != BN_AUX_BITS; }
+/* What is left of a run for vectors that are not in pairs: the last whole one, if a vector overlaps it and reads its bits. */
+INLINE int64_t NAME(unpaired)(int64_t n, int aux, int bf16) { return bf16 && aux == BN_AUX_BITS && n % L ? L : 0; }
 
 INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, vd *sums, int backward,
                           int act, int aux, int bf16) {
-    const int pairs = NAME(in_pairs)(aux, bf16);
+    const int64_t alone = NAME(unpaired)(n, aux, bf16);
     vf d, u;
     vdh s_low = sums[0].low, s_high = sums[0].high, p_low = sums[1].low, p_high = sums[1].high;
-    for (; n >= 8 * L; i += 8 * L, b += 8 * L, n -= 8 * L) {
+    for (; n >= 8 * L + alone; i += 8 * L, b += 8 * L, n -= 8 * L) {
         vf s[2] = {{0}, {0}}, p[2] = {{0}, {0}};
 #pragma GCC unroll 8
         for (int j = 0; j < 8; j++) {
-            if (pairs) u = NAME(term)(a, i + (j & ~1) * L, 0, L, &d, k, backward, act, aux, NAME(EVEN) + (j & 1));
+            if (bf16) u = NAME(term)(a, i + (j & ~1) * L, b + j * L, L, &d, k, backward, act, aux, NAME(EVEN) + (j & 1));
             else u = NAME(term)(a, i + j * L, b + j * L, L, &d, k, backward, act, aux, bf16);
             s[j & 1] += u;
             p[j & 1] += u * d;
@@ -26,9 +26,9 @@ INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, con
         s_low += ws.low, s_high += ws.high, p_low += wp.low, p_high += wp.high;
     }
     vf s = {0}, p = {0};
-    for (; pairs && n >= 2 * L; i += 2 * L, n -= 2 * L)
+    for (; bf16 && n >= 2 * L + alone; i += 2 * L, b += 2 * L, n -= 2 * L)
         for (int j = 0; j < 2; j++) {
-            u = NAME(term)(a, i, 0, L, &d, k, backward, act, aux, NAME(EVEN) + j);
+            u = NAME(term)(a, i, b + j * L, L, &d, k, backward, act, aux, NAME(EVEN) + j);
             s += u;
             p += u * d;
         }
@@ -50,10 +50,10 @@ INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, con
 
 INLINE void NAME(write_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, int backward, int keep,
                             int act, int aux, int bf16, int stream) {
-    const int pairs = NAME(in_pairs)(aux, bf16);
-#pragma GCC unroll 2
-    for (; pairs && n >= 2 * L; i += 2 * L, n -= 2 * L) NAME(write_pair)(a, i, k, backward, keep, act, aux);
-    for (; !pairs && n >= 4 * L; i += 4 * L, b += 4 * L, n -= 4 * L) {
+    const int64_t alone = NAME(unpaired)(n, aux, bf16);
+    for (; bf16 && n >= 2 * L + alone; i += 2 * L, b += 2 * L, n -= 2 * L)
+        NAME(write_pair)(a, i, b, k, backward, keep, act, aux);
+    for (; !bf16 && n >= 4 * L; i += 4 * L, b += 4 * L, n -= 4 * L) {
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) NAME(write)(a, i + j * L, b + j * L, L, k, backward, keep, act, aux, bf16, stream);
     }

@@ -158,6 +158,9 @@ INLINE vi NAME(lanes_at)(const uint8_t *bits, int64_t b, int64_t fresh) {
     memcpy(&lane, powers, sizeof lane);
     const int aligned = L >= 8 && fresh == L; /* then nothing has to be shifted */
     const int32_t packed = (int32_t)get_bits(bits, aligned ? b & ~7 : b + fresh - L);
+#if BN_ISA == 3
+    return (vi)_mm512_movm_epi32((__mmask16)packed);
+#endif
     return (((vi){0} + packed) & lane) == lane;
 }
 
@@ -284,10 +287,11 @@ INLINE void NAME(write)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, c
     NAME(store_out)(a->out, i, v, bf16, stream);
 }
 
-/* Two vectors of bfloat16. */
-INLINE void NAME(write_pair)(const bn_args *a, int64_t i, const coefficients *k, int backward, int keep, int act, int aux) {
+/* Two vectors of bfloat16. Their bits are in the order of the vectors, too. */
+INLINE void NAME(write_pair)(const bn_args *a, int64_t i, int64_t b, const coefficients *k, int backward, int keep, int act,
+                             int aux) {
     vf g[2] = {{0}, {0}}, v[2];
-    for (int j = 0; j < 2; j++) v[j] = NAME(result)(a, i, 0, L, &g[j], k, backward, act, aux, NAME(EVEN) + j);
+    for (int j = 0; j < 2; j++) v[j] = NAME(result)(a, i, b + j * L, L, &g[j], k, backward, act, aux, NAME(EVEN) + j);
     if (keep) NAME(store_pair)(a->out_residual, i, g[0], g[1]);
     NAME(store_pair)(a->out, i, v[0], v[1]);
 }
