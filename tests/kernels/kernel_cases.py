@@ -26,8 +26,8 @@ TOLERANCE = {
     ("torch", torch.float32): 2e-5,
     ("torch", torch.bfloat16): 4e-2,
 }
-# Above the 16,384 elements that one thread does alone. Few channels are cut among threads, long runs into pieces; few
-# rows of a matrix go by tiles of columns (up to 127, or 256 if they are 2,048 columns wide), more by chunks of rows, and
+# Above the 16,384 elements that one thread does alone. Few channels are cut among threads, long runs into pieces. Few
+# rows of a matrix go by tiles of columns (up to 63, or 256 if they are 2,048 columns wide), more by chunks of rows;
 # chunks that are fewer than the threads are cut into tiles.
 LARGE = {
     "runs, channels shared out": ((8, 70, 40), "contiguous"),
@@ -36,14 +36,14 @@ LARGE = {
     "runs cut into pieces": ((1, 2, 65536), "contiguous"),
     "runs cut unevenly": ((3, 1, 70003), "contiguous"),
     "runs of 31, blocks of channels": ((5, 131, 31), "contiguous"),
-    "matrix, tiles of channels": ((127, 200), "contiguous"),
-    "matrix, tiles of two chunks": ((130, 200), "contiguous"),
+    "matrix, tiles of channels": ((63, 400), "contiguous"),
+    "matrix, tiles of two chunks": ((70, 300), "contiguous"),
     "matrix, 256 rows": ((256, 67), "contiguous"),
     "matrix, 256 wide rows": ((256, 2050), "contiguous"),
     "matrix, 257 wide rows": ((257, 2050), "contiguous"),
     "matrix, short chunks": ((1100, 17), "contiguous"),
     "matrix of positions, tiles": ((40, 100, 7), "contiguous"),
-    "matrix of positions, tiles of chunks": ((140, 37, 5), "contiguous"),
+    "matrix of positions, tiles of chunks": ((70, 61, 5), "contiguous"),
     "matrix of positions, rows": ((400, 23, 3), "contiguous"),
     "channel last": ((6, 33, 10, 11), "channel_last"),
     "channel last, few rows": ((2, 150, 9, 8), "channel_last"),

@@ -130,7 +130,7 @@ LONG = {
     "runs cut into pieces": (Case((2, 1, 70003), "random", activation="relu"), 2),
     "pieces, islands": (Case((2, 2, 66000), "islands"), 2),
     "many channels": (Case((4, 80, 90), "random", residual=True, activation="leaky_relu"), 2),
-    "tiles": (Case((130, 200), "random"), 13),
+    "tiles": (Case((63, 400), "random"), 13),
     "rows": (Case((20, 33, 8, 9), "lengths", layout="channel_last", activation="relu6", residual=True), 4),
     "short rows": (Case((1100, 17), "samples"), 5),
 }

@@ -88,7 +88,7 @@ typedef struct {
     double *partial;              /* sums that several tasks make together */
 } call;
 
-/* Elements of an output that goes past the caches: 16 MB. A test compiles it with less. */
+/* Elements of an output that goes past the caches: 16 MB, or 8 of bfloat16. A test compiles it with less. */
 #if !defined(BN_STREAM_FROM)
 #define BN_STREAM_FROM (4 << 20)
 #endif
@@ -122,11 +122,12 @@ INLINE int next_span(const uint8_t *mask, int64_t *from, int64_t *to, int64_t en
 /* Any NaN as the one whose lower bits are 0: what is rounded to bfloat16 counts on it. */
 INLINE float without_payload(float v) { return v == v ? v : (float)NAN; }
 
-/* Whether float32 output goes past the caches: one so large that little of it would still be there when somebody reads it
+/* Whether the output goes past the caches: one so large that little of it would still be there when somebody reads it
  * (a conservative guess, because a virtual machine does not tell what its cache is), in rows that are whole cache lines. */
 static int streams(const bn_args *a, int64_t width) {
     const uintptr_t places = (uintptr_t)a->out | (uintptr_t)a->out_residual;
-    return a->batch * a->channels * a->positions >= BN_STREAM_FROM && width % 16 == 0 && places % 64 == 0 && !a->mask;
+    const int64_t elements = a->batch * a->channels * a->positions, line = a->dtype == BN_FLOAT32 ? 16 : 32;
+    return elements >= BN_STREAM_FROM && width % line == 0 && places % 64 == 0 && !a->mask;
 }
 
 /* Bits from..from + n of a row that one thread owns; n <= 16. */

@@ -44,7 +44,7 @@ typedef struct {
     const void *x, *aux_data, *dy;
     /* A row of bits begins at a byte, so that no two threads write to one. Rows are the (batch, channel) pairs or, where
      * positions are fewer than a vector's lanes, the samples: channels * ((positions + 7) / 8) bytes a sample are enough,
-     * (channels + 7) / 8 if positions is 1, and four more at the end. */
+     * (channels + 7) / 8 if positions is 1, and four more at the end. Their order within a row is the kernel's own. */
     uint8_t *bits;
     void *out, *out_residual; /* y, or dx and the residual's gradient (may be NULL) */
     const float *weight, *bias;

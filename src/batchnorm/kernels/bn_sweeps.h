@@ -2,7 +2,7 @@
 
 /* ---- runs: n contiguous elements of one channel, from element i; n >= L ------------------------------------- */
 
-/* How far the bit of an element is from the element's own index: every row of `width` bits is filled up to whole bytes. */
+/* How far the bits of a vector are from its elements: every row of `width` bits is filled up to whole bytes. */
 INLINE int64_t NAME(bit_shift)(int64_t row, int64_t width) { return row * (-width & 7); }
 
 /* What is left of a run for vectors that are not in pairs: the last whole one, if a vector overlaps it and reads its bits. */
@@ -52,7 +52,7 @@ INLINE void NAME(write_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, c
                             int act, int aux, int bf16, int stream) {
     const int64_t alone = NAME(unpaired)(n, aux, bf16);
     for (; bf16 && n >= 2 * L + alone; i += 2 * L, b += 2 * L, n -= 2 * L)
-        NAME(write_pair)(a, i, b, k, backward, keep, act, aux);
+        NAME(write_pair)(a, i, b, k, backward, keep, act, aux, stream);
     for (; !bf16 && n >= 4 * L; i += 4 * L, b += 4 * L, n -= 4 * L) {
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) NAME(write)(a, i + j * L, b + j * L, L, k, backward, keep, act, aux, bf16, stream);
@@ -129,7 +129,7 @@ INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, i
     /* Copies, which stores through the output's pointer cannot be thought to change. */
     const bn_args copy = *arguments, *a = &copy;
     const NAME(columns) w = *columns;
-    const int stream = !sums && !bf16 && streams(a, a->positions);
+    const int stream = !sums && streams(a, a->positions);
     /* The next sample's part is on other pages, before which the hardware stops fetching. Runs of some pages lose little
      * by it; and of a tensor that outgrows the cache, two inputs fetched at once are slower to arrive. */
     const int64_t sample = a->channels * a->positions;
@@ -233,7 +233,7 @@ INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, i
         for (; r + 8 <= r1; r += 8)
             NAME(sum_rows)(a, r, n, 8, c0, c1, &w, sum, product, backward, act, aux, bf16);
         for (; r < r1; r++) NAME(sum_rows)(a, r, n, 1, c0, c1, &w, sum, product, backward, act, aux, bf16);
-    } else if (!bf16 && k->group == 1 && streams(a, n)) {
+    } else if (k->group == 1 && streams(a, n)) {
         for (; r < r1; r++) NAME(write_row)(a, r, n, c0, c1, &w, backward, keep, act, aux, bf16, 1);
         NAME(end_stream)();
     } else {

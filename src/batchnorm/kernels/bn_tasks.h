@@ -285,7 +285,7 @@ static void NAME(guess_columns)(call *k, int64_t c0, int64_t c1) {
         count += g;
         for (; g == 1 && c + L <= c1; c += L) {
             vf sum = NAME(loadf)(k->shift + c) + NAME(load)(a->x, n * k->columns + c, a->dtype == BN_BFLOAT16);
-            NAME(store)(k->shift, c, sum, 0);
+            NAME(store)(k->shift, c, sum, 0, 0);
         }
         for (; c < c1; c++)
             for (int64_t s = 0; s < g; s++) k->shift[c] += (float)element(a, n, c, s);
@@ -370,24 +370,25 @@ static void NAME(run_rows)(call *k) {
     parallel(a->threads, k->chunks * k->tiles, NAME(rows_write), k);
 }
 
-/* Tiles of `columns` columns or a few more, and the last one takes what would be too little for one of its own. */
-static void NAME(set_tiles)(call *k, int64_t columns) {
+/* At least `wanted` tiles, if there are 64 columns for each; the last one takes what would be too little for another. */
+static void NAME(set_tiles)(call *k, int64_t wanted) {
+    const int64_t columns = k->columns / wanted;
     k->tile = (columns < 64 ? 64 : columns / 64 * 64) / k->group;
     if (k->group > 1) k->tile = k->tile < 8 ? 8 : k->tile / 8 * 8; /* whole bytes of bits */
     k->tiles = k->a->channels / k->tile;
-    if (k->tiles < 1) k->tiles = 1;
+    if (wanted == 1 || k->tiles < 1) k->tiles = 1;
 }
 
 static int64_t NAME(run_matrix)(call *k) {
     const bn_args *a = k->a;
     const int64_t columns = k->columns, rows = k->rows, threads = a->threads;
     const int summing = NAME(needs_sums)(a);
-    /* A tile of a few rows stays in the cache from its sums to its output. But memory is faster end to end: from 128 rows
-     * on only rows of some pages are cut. */
-    const int tiled = summing && (rows < 128 || (rows <= 256 && columns >= 2048));
+    /* A tile of a few rows stays in the cache from its sums to its output. But memory is faster end to end, and threads that
+     * share rows share cache lines: from 64 rows on only rows of some pages are cut. */
+    const int tiled = summing && (rows < 64 || (rows <= 256 && columns >= 2048));
     /* Up to 16 threads the chunks do not depend on their number, and so neither does any bit of the result. A chunk's
-     * sums take as much memory as four of its rows. */
-    const int64_t least = summing ? 64 : 8, most = rows < 2 * least ? 1 : rows / least;
+     * sums take as much memory as four rows. */
+    const int64_t least = summing ? 32 : 8, most = rows < 2 * least ? 1 : rows / least;
     k->chunks = tiled ? 1 : threads > 16 ? threads : 16;
     if (k->chunks > most) k->chunks = most;
     const size_t wide = k->group > 1 ? 5 * (size_t)columns * sizeof(float) : 0;
@@ -395,9 +396,10 @@ static int64_t NAME(run_matrix)(call *k) {
     if (!memory) return -1;
     k->partial = (double *)memory;
     for (int j = 0; j < 5; j++) k->wide[j] = (float *)(k->partial + 2 * columns * k->chunks) + j * columns;
-    /* About 512 KB, but no more than a thread's share, or some would idle. */
-    const int64_t share = (columns * k->chunks + threads - 1) / threads, fits = (131072 / rows + 63) / 64 * 64;
-    NAME(set_tiles)(k, tiled && fits < share ? fits : share < columns ? share : columns);
+    /* Tiles of no more than 512 KB, and something to do for every thread. */
+    const int64_t fits = (131072 / rows + 63) / 64 * 64, fitting = (columns + fits - 1) / fits;
+    const int64_t each = k->chunks >= threads ? 1 : tiled ? threads : (2 * threads + k->chunks - 1) / k->chunks;
+    NAME(set_tiles)(k, tiled && fitting > each ? fitting : each);
     if (tiled) parallel(threads, k->tiles, NAME(tile_task), k);
     else NAME(run_rows)(k);
     free(memory);

@@ -64,42 +64,42 @@ INLINE vu NAME(rounded)(vf v) {
     return bits + 0x7fff + ((bits >> 16) & 1);
 }
 
-INLINE void NAME(store)(void *p, int64_t i, vf v, int bf16) {
-    if (!bf16) {
-        memcpy((float *)p + i, &v, sizeof v);
-        return;
-    }
+INLINE vh NAME(narrowed)(vf v) {
     const vu bits = NAME(rounded)(v) >> 16;
 #if BN_ISA == 2
-    _mm_storeu_si128((__m128i *)((uint16_t *)p + i),
-                     _mm_packus_epi32(_mm256_castsi256_si128((__m256i)bits), _mm256_extracti128_si256((__m256i)bits, 1)));
+    return (vh)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)bits), _mm256_extracti128_si256((__m256i)bits, 1));
 #else
-    vh half = __builtin_convertvector(bits, vh);
-    memcpy((uint16_t *)p + i, &half, sizeof half);
+    return __builtin_convertvector(bits, vh);
 #endif
 }
 
-INLINE void NAME(store_pair)(void *p, int64_t i, vf even, vf odd) {
-    const vu both = NAME(rounded)(even) >> 16 | (NAME(rounded)(odd) & 0xffff0000);
-    memcpy((uint16_t *)p + i, &both, sizeof both);
-}
-
-/* The same past the caches: a line that nobody reads soon is not fetched in order to be overwritten. Whole vectors at
- * aligned addresses; `end_stream` makes them visible to other threads. */
-INLINE void NAME(store_out)(void *p, int64_t i, vf v, int bf16, int stream) {
+/* With `stream`, past the caches: a line that nobody reads soon is not fetched in order to be overwritten. That is for
+ * addresses at which a vector is aligned; `end_stream` makes what was written visible to other threads. */
+INLINE void NAME(put)(void *p, vu whole, int stream) {
 #if BN_ISA == 2
-    if (stream) {
-        _mm256_stream_ps((float *)p + i, (__m256)v);
-        return;
-    }
+    if (stream) _mm256_stream_si256((__m256i *)p, (__m256i)whole);
 #elif BN_ISA == 3
-    if (stream) {
-        _mm512_stream_ps((float *)p + i, (__m512)v);
-        return;
-    }
+    if (stream) _mm512_stream_si512((__m512i *)p, (__m512i)whole);
 #endif
-    (void)stream;
-    NAME(store)(p, i, v, bf16);
+    if (!stream || BN_ISA == 1) memcpy(p, &whole, sizeof whole);
+}
+
+INLINE void NAME(put_half)(void *p, vh half, int stream) {
+#if BN_ISA == 2
+    if (stream) _mm_stream_si128((__m128i *)p, (__m128i)half);
+#elif BN_ISA == 3
+    if (stream) _mm256_stream_si256((__m256i *)p, (__m256i)half);
+#endif
+    if (!stream || BN_ISA == 1) memcpy(p, &half, sizeof half);
+}
+
+INLINE void NAME(store)(void *p, int64_t i, vf v, int bf16, int stream) {
+    if (bf16) NAME(put_half)((uint16_t *)p + i, NAME(narrowed)(v), stream);
+    else NAME(put)((float *)p + i, (vu)v, stream);
+}
+
+INLINE void NAME(store_pair)(void *p, int64_t i, vf even, vf odd, int stream) {
+    NAME(put)((uint16_t *)p + i, NAME(rounded)(even) >> 16 | (NAME(rounded)(odd) & 0xffff0000), stream);
 }
 
 INLINE void NAME(end_stream)(void) {
@@ -283,15 +283,15 @@ INLINE vf NAME(result)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, vf
 INLINE void NAME(write)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, const coefficients *k, int backward, int keep,
                         int act, int aux, int bf16, int stream) {
     vf g = {0}, v = NAME(result)(a, i, b, fresh, &g, k, backward, act, aux, bf16);
-    if (keep) NAME(store_out)(a->out_residual, i, g, bf16, stream);
-    NAME(store_out)(a->out, i, v, bf16, stream);
+    if (keep) NAME(store)(a->out_residual, i, g, bf16, stream);
+    NAME(store)(a->out, i, v, bf16, stream);
 }
 
 /* Two vectors of bfloat16. Their bits are in the order of the vectors, too. */
 INLINE void NAME(write_pair)(const bn_args *a, int64_t i, int64_t b, const coefficients *k, int backward, int keep, int act,
-                             int aux) {
+                             int aux, int stream) {
     vf g[2] = {{0}, {0}}, v[2];
     for (int j = 0; j < 2; j++) v[j] = NAME(result)(a, i, b + j * L, L, &g[j], k, backward, act, aux, NAME(EVEN) + j);
-    if (keep) NAME(store_pair)(a->out_residual, i, g[0], g[1]);
-    NAME(store_pair)(a->out, i, v[0], v[1]);
+    if (keep) NAME(store_pair)(a->out_residual, i, g[0], g[1], stream);
+    NAME(store_pair)(a->out, i, v[0], v[1], stream);
 }
