@@ -83,6 +83,14 @@ def test_threads(on_path, name, count):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.parametrize("shape", [(140_000, 16), (2, 140_000), (70_000, 8, 2), (2, 9, 140_000)], ids=str)
+def test_one_side_far_longer_than_the_other(native, shape):
+    """Sizes of chunks, tiles and pieces are quotients: none may be 0."""
+    with threads(2):
+        found = [s for training in (True, False) for s in wrong(Case(shape, training=training), native)]
+    assert not found, "\n".join(found)
+
+
 def cancelling(shape, layout):
     """Inputs whose sums cancel so far that every other order of additions has other bits."""
     case = Case(shape, layout, activation="leaky_relu", residual=True)

@@ -396,10 +396,10 @@ static int64_t NAME(run_matrix)(call *k) {
     if (!memory) return -1;
     k->partial = (double *)memory;
     for (int j = 0; j < 5; j++) k->wide[j] = (float *)(k->partial + 2 * columns * k->chunks) + j * columns;
-    /* Tiles of no more than 512 KB, and something to do for every thread. */
-    const int64_t fits = (131072 / rows + 63) / 64 * 64, fitting = (columns + fits - 1) / fits;
-    const int64_t each = k->chunks >= threads ? 1 : tiled ? threads : (2 * threads + k->chunks - 1) / k->chunks;
-    NAME(set_tiles)(k, tiled && fitting > each ? fitting : each);
+    /* Something to do for every thread; tiles of about 512 KB. */
+    int64_t wanted = k->chunks >= threads ? 1 : tiled ? threads : (2 * threads + k->chunks - 1) / k->chunks;
+    if (tiled && wanted < rows * columns / 131072) wanted = rows * columns / 131072;
+    NAME(set_tiles)(k, wanted);
     if (tiled) parallel(threads, k->tiles, NAME(tile_task), k);
     else NAME(run_rows)(k);
     free(memory);
