@@ -264,7 +264,7 @@ def test_what_changes_training_alone_is_found(monkeypatch, how, words):
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 2000), (torch.bfloat16, 300)])
 def test_where_rounding_moves_gradients_float64_decides(dtype, size):
-    """Biases so large that rounding, on any CPU, moves the gradients by too much, and the outputs not."""
+    """Biases so large that rounding moves the gradients too far on any of torch's instruction sets, not the outputs."""
     layers = [layer for _ in range(12) for layer in (nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())]
     model = disturbed(nn.Sequential(*layers))
     with torch.no_grad():

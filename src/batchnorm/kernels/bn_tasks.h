@@ -383,8 +383,8 @@ static int64_t NAME(run_matrix)(call *k) {
     const bn_args *a = k->a;
     const int64_t columns = k->columns, rows = k->rows, threads = a->threads;
     const int summing = NAME(needs_sums)(a);
-    /* A tile of a few rows stays in the cache from its sums to its output. But memory is faster end to end, and threads that
-     * share rows share cache lines: from 64 rows on only rows of some pages are cut. */
+    /* A tile of a few rows stays in the cache from its sums to its output. But memory is faster end to end: measured, from
+     * 64 rows on only rows of some pages gain by being cut. */
     const int tiled = summing && (rows < 64 || (rows <= 256 && columns >= 2048));
     /* Up to 16 threads the chunks do not depend on their number, and so neither does any bit of the result. A chunk's
      * sums take as much memory as four rows. */

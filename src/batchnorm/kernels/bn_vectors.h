@@ -153,15 +153,16 @@ INLINE unsigned NAME(pack_lanes)(vi mask) {
 /* A vector's bits: `fresh` of them begin at bit b, which a whole vector finds at the beginning of a byte (or, with four
  * lanes, in the middle); the lanes before them are the last ones of the vector before. */
 INLINE vi NAME(lanes_at)(const uint8_t *bits, int64_t b, int64_t fresh) {
-    static const int32_t powers[16] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
-    vi lane;
-    memcpy(&lane, powers, sizeof lane);
     const int aligned = L >= 8 && fresh == L; /* then nothing has to be shifted */
     const int32_t packed = (int32_t)get_bits(bits, aligned ? b & ~7 : b + fresh - L);
 #if BN_ISA == 3
     return (vi)_mm512_movm_epi32((__mmask16)packed);
-#endif
+#else
+    static const int32_t powers[16] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+    vi lane;
+    memcpy(&lane, powers, sizeof lane);
     return (((vi){0} + packed) & lane) == lane;
+#endif
 }
 
 INLINE void NAME(put_lanes)(uint8_t *bits, int64_t b, int64_t fresh, vi mask) {
