@@ -88,9 +88,12 @@ typedef struct {
     double *partial;              /* sums that several tasks make together */
 } call;
 
-/* Elements of an output that goes past the caches: 16 MB, or 8 of bfloat16. A test compiles it with less. */
+/* Memory from the beginning of a cache line on, for `free`. */
+static void *aligned_memory(size_t bytes) { return aligned_alloc(64, (bytes + 63) / 64 * 64); }
+
+/* A call whose tensors take more than this together writes its output past the caches. A test compiles it with less. */
 #if !defined(BN_STREAM_FROM)
-#define BN_STREAM_FROM (4 << 20)
+#define BN_STREAM_FROM (16 << 20)
 #endif
 
 /* An element's address, whatever the layout and the type. */
@@ -122,12 +125,17 @@ INLINE int next_span(const uint8_t *mask, int64_t *from, int64_t *to, int64_t en
 /* Any NaN as the one whose lower bits are 0: what is rounded to bfloat16 counts on it. */
 INLINE float without_payload(float v) { return v == v ? v : (float)NAN; }
 
-/* Whether the output goes past the caches: one so large that little of it would still be there when somebody reads it
- * (a conservative guess, because a virtual machine does not tell what its cache is), in rows that are whole cache lines. */
+/* Whether the call's tensors outgrow a last-level cache, or what is ours of it (a guess, because a virtual machine does not
+ * tell): what is written then pushes out what is still to be read. */
+static int outgrows_cache(const bn_args *a) {
+    const int64_t size = a->dtype == BN_FLOAT32 ? 4 : 2, tensors = 2 + (a->dy != NULL) + (a->aux_data || a->out_residual);
+    return a->batch * a->channels * a->positions * size * tensors > BN_STREAM_FROM;
+}
+
+/* Whether the output goes past the caches, which it can in rows that are whole cache lines. */
 static int streams(const bn_args *a, int64_t width) {
     const uintptr_t places = (uintptr_t)a->out | (uintptr_t)a->out_residual;
-    const int64_t elements = a->batch * a->channels * a->positions, line = a->dtype == BN_FLOAT32 ? 16 : 32;
-    return elements >= BN_STREAM_FROM && width % line == 0 && places % 64 == 0 && !a->mask;
+    return width % (a->dtype == BN_FLOAT32 ? 16 : 32) == 0 && places % 64 == 0 && !a->mask && outgrows_cache(a);
 }
 
 /* Bits from..from + n of a row that one thread owns; n <= 16. */
@@ -355,13 +363,14 @@ static int64_t run_one(const bn_args *given) {
     expect_writes(a, a->out);
     expect_writes(a, a->out_residual);
     const size_t C = (size_t)a->channels;
-    char *memory = malloc(C * (2 * sizeof(double) + 3 * sizeof(float)));
+    const size_t row = (C + 15) / 16 * 16; /* rows that begin at cache lines, so that no vector of them is in two */
+    char *memory = aligned_memory(row * (2 * sizeof(double) + 3 * sizeof(float)));
     if (!memory) return -1;
     k.mean = (double *)memory;
-    k.var = k.mean + C;
-    k.shift = (float *)(k.var + C);
-    k.grad_x = k.shift + C;
-    k.grad_1 = k.grad_x + C;
+    k.var = k.mean + row;
+    k.shift = (float *)(k.var + row);
+    k.grad_x = k.shift + row;
+    k.grad_1 = k.grad_x + row;
     int64_t status = with->run(&k);
     if (status == 0 && a->moments && (a->operation == BN_TRAIN || a->operation == BN_MOMENTS))
         for (size_t c = 0; c < C; c++) {

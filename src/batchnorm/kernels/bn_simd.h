@@ -23,7 +23,6 @@
 #define vf NAME(vf)
 #define vfh NAME(vfh)
 #define vdh NAME(vdh)
-#define vd NAME(vd)
 #define vi NAME(vi)
 #define vu NAME(vu)
 #define vh NAME(vh)
@@ -32,9 +31,6 @@
 typedef float vf __attribute__((vector_size(4 * L)));
 typedef float vfh __attribute__((vector_size(2 * L)));
 typedef double vdh __attribute__((vector_size(4 * L)));
-typedef struct {
-    vdh low, high;
-} vd;
 typedef int32_t vi __attribute__((vector_size(4 * L)));
 typedef uint32_t vu __attribute__((vector_size(4 * L)));
 typedef uint16_t vh __attribute__((vector_size(2 * L)));
@@ -47,7 +43,6 @@ typedef uint16_t vh __attribute__((vector_size(2 * L)));
 #undef vf
 #undef vfh
 #undef vdh
-#undef vd
 #undef vi
 #undef vu
 #undef vh

@@ -8,49 +8,65 @@ INLINE int64_t NAME(bit_shift)(int64_t row, int64_t width) { return row * (-widt
 /* What is left of a run for vectors that are not in pairs: the last whole one, if a vector overlaps it and reads its bits. */
 INLINE int64_t NAME(unpaired)(int64_t n, int aux, int bf16) { return bf16 && aux == BN_AUX_BITS && n % L ? L : 0; }
 
-INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, vd *sums, int backward,
-                          int act, int aux, int bf16) {
-    const int64_t alone = NAME(unpaired)(n, aux, bf16);
-    vf d, u;
-    vdh s_low = sums[0].low, s_high = sums[0].high, p_low = sums[1].low, p_high = sums[1].high;
-    for (; n >= 8 * L + alone; i += 8 * L, b += 8 * L, n -= 8 * L) {
-        vf s[2] = {{0}, {0}}, p[2] = {{0}, {0}};
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; j++) {
-            if (bf16) u = NAME(term)(a, i + (j & ~1) * L, b + j * L, L, &d, k, backward, act, aux, NAME(EVEN) + (j & 1));
-            else u = NAME(term)(a, i + j * L, b + j * L, L, &d, k, backward, act, aux, bf16);
-            s[j & 1] += u;
-            p[j & 1] += u * d;
-        }
-        vd ws = NAME(widened)(s[0] + s[1]), wp = NAME(widened)(p[0] + p[1]);
-        s_low += ws.low, s_high += ws.high, p_low += wp.low, p_high += wp.high;
+/* Sums in float32 of a few vectors, in two chains. */
+typedef struct {
+    vf s[2], p[2];
+} NAME(chains);
+
+/* Add the `count` vectors from element i. Of the two sums that an even vector joins, one is added by a multiplication with
+ * 1: the result is the same, and CPUs with as many units for fused multiplications as for additions use all of them. */
+INLINE void NAME(add_vectors)(NAME(chains) * to, const bn_args *a, int64_t i, int64_t b, int count, const coefficients *k,
+                              vf one, int backward, int act, int aux, int bf16) {
+#pragma GCC unroll 4
+    for (int j = 0; j < count; j++) {
+        const int pair = bf16 && count > 1;
+        vf d, u = NAME(term)(a, i + (pair ? j & ~1 : j) * L, b + j * L, L, &d, k, backward, act, aux,
+                             pair ? NAME(EVEN) + (j & 1) : bf16);
+        to->s[j & 1] += j & 1 || backward ? u : u * one;
+        to->p[j & 1] += u * d;
     }
-    vf s = {0}, p = {0};
-    for (; bf16 && n >= 2 * L + alone; i += 2 * L, b += 2 * L, n -= 2 * L)
-        for (int j = 0; j < 2; j++) {
-            u = NAME(term)(a, i, b + j * L, L, &d, k, backward, act, aux, NAME(EVEN) + j);
-            s += u;
-            p += u * d;
-        }
-    for (; n >= L; i += L, b += L, n -= L) {
-        u = NAME(term)(a, i, b, L, &d, k, backward, act, aux, bf16);
-        s += u;
-        p += u * d;
+}
+
+INLINE void NAME(join)(NAME(chains) * from, vdh *sums) {
+    sums[0] += NAME(folded)(from->s[0] + from->s[1]);
+    sums[1] += NAME(folded)(from->p[0] + from->p[1]);
+    *from = (NAME(chains)){{{0}}};
+}
+
+/* How many vectors are added up in float32, in two chains, before they join a double. */
+enum { NAME(CHAINED) = 16 };
+
+INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, vf one, vdh *sums,
+                          int backward, int act, int aux, int bf16) {
+    const int64_t shift = b - i, end = i + n, many = n - NAME(unpaired)(n, aux, bf16), fours = i + (many & -(4 * L));
+    NAME(chains) chains = {{{0}}};
+#define ADD(count) NAME(add_vectors)(&chains, a, i, i + shift, count, k, one, backward, act, aux, bf16), i += count * L
+    while (fours - i > NAME(CHAINED) * L) {
+        for (int j = 0; j < NAME(CHAINED); j += 4) ADD(4);
+        NAME(join)(&chains, sums);
     }
-    if (n > 0) {
-        u = NAME(term)(a, i + n - L, b, n, &d, k, backward, act, aux, bf16);
-        u = (vf)((vi)u & NAME(last_lanes)(n));
-        s += u;
-        p += u * d;
+    while (i < fours) ADD(4);
+    if (many & (2 * L)) ADD(2);
+    while (end - i >= L) ADD(1);
+#undef ADD
+    if (end > i) {
+        vf d, u = NAME(term)(a, end - L, i + shift, end - i, &d, k, backward, act, aux, bf16);
+        u = (vf)((vi)u & NAME(last_lanes)(end - i));
+        chains.s[1] += u;
+        chains.p[1] += u * d;
     }
-    vd ws = NAME(widened)(s), wp = NAME(widened)(p);
-    sums[0].low = s_low + ws.low, sums[0].high = s_high + ws.high;
-    sums[1].low = p_low + wp.low, sums[1].high = p_high + wp.high;
+    NAME(join)(&chains, sums);
 }
 
 INLINE void NAME(write_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, int backward, int keep,
                             int act, int aux, int bf16, int stream) {
-    const int64_t alone = NAME(unpaired)(n, aux, bf16);
+    const int64_t alone = NAME(unpaired)(n, aux, bf16), size = bf16 ? 2 : 4;
+    /* A store that crosses cache lines costs half as much again: begin with one vector that may, go on where lines begin. */
+    const int64_t before = (int64_t)(-((uintptr_t)a->out + (uintptr_t)(i * size)) % (uintptr_t)(L * size)) / size;
+    if (aux != BN_AUX_BITS && before && n >= 8 * L) {
+        NAME(write)(a, i, b, L, k, backward, keep, act, aux, bf16, stream);
+        i += before, n -= before;
+    }
     for (; bf16 && n >= 2 * L + alone; i += 2 * L, b += 2 * L, n -= 2 * L)
         NAME(write_pair)(a, i, b, k, backward, keep, act, aux, stream);
     for (; !bf16 && n >= 4 * L; i += 4 * L, b += 4 * L, n -= 4 * L) {
@@ -68,7 +84,7 @@ INLINE coefficients NAME(of_channel)(const NAME(columns) * w, int64_t c) {
 
 /* Fewer elements than a vector holds, as a mask may leave them: in the last lanes of a vector on the stack, because
  * the elements beside them may be another thread's. Rare enough to have no specialised copies. */
-static void NAME(short_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, vd *sums) {
+static void NAME(short_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, vdh *sums) {
     const int backward = a->operation >= BN_BACKWARD_TRAIN, keep = a->out_residual != NULL, bf16 = a->dtype == BN_BFLOAT16;
     const int act = (int)a->activation, aux = (int)a->aux;
     float patch[5][L] = {{0}};
@@ -83,8 +99,8 @@ static void NAME(short_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, c
     if (sums) {
         vf d, u = NAME(term)(&p, 0, 0, L, &d, k, backward, act, aux, bf16);
         u = (vf)((vi)u & NAME(last_lanes)(n));
-        vd ws = NAME(widened)(u), wp = NAME(widened)(u * d);
-        sums[0].low += ws.low, sums[0].high += ws.high, sums[1].low += wp.low, sums[1].high += wp.high;
+        sums[0] += NAME(folded)(u);
+        sums[1] += NAME(folded)(u * d);
         return;
     }
     NAME(write)(&p, 0, 0, L, k, backward, keep, act, aux, bf16, 0);
@@ -124,24 +140,25 @@ INLINE void NAME(fetch_run)(const bn_args *a, int64_t i, int64_t n, int summing,
 /* The places first..last of the samples n0..n1, neighbouring channels c0..c1 together, so that short runs are read as
  * one long stretch of memory. */
 INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, int64_t n0, int64_t n1, int64_t first,
-                             int64_t last, const NAME(columns) * columns, vd (*sums)[2], int backward, int keep, int act,
+                             int64_t last, const NAME(columns) * columns, vdh (*sums)[2], int backward, int keep, int act,
                              int aux, int bf16) {
     /* Copies, which stores through the output's pointer cannot be thought to change. */
     const bn_args copy = *arguments, *a = &copy;
     const NAME(columns) w = *columns;
+    const vf one = NAME(opaque_one)();
     const int stream = !sums && streams(a, a->positions);
     /* The next sample's part is on other pages, before which the hardware stops fetching. Runs of some pages lose little
      * by it; and of a tensor that outgrows the cache, two inputs fetched at once are slower to arrive. */
     const int64_t sample = a->channels * a->positions;
     const int jumps = c1 - c0 < a->channels && last - first <= 1024;
-    const int ahead = jumps && !stream && (!backward || a->batch * sample < BN_STREAM_FROM);
+    const int ahead = jumps && !stream && (!backward || a->batch * sample < (4 << 20));
     for (int64_t n = n0; n < n1; n++)
         for (int64_t c = c0; c < c1; c++) {
             const coefficients q = NAME(of_channel)(&w, c);
             const int64_t row = n * a->channels + c, i = row * a->positions + first;
             const int64_t b = i + NAME(bit_shift)(row, a->positions);
             if (ahead && n + 1 < n1) NAME(fetch_run)(a, i + sample, last - first, sums != NULL, backward, keep, aux, bf16);
-            if (sums) NAME(sum_run)(a, i, b, last - first, &q, sums[c - c0], backward, act, aux, bf16);
+            if (sums) NAME(sum_run)(a, i, b, last - first, &q, one, sums[c - c0], backward, act, aux, bf16);
             else if (stream) NAME(write_run)(a, i, b, last - first, &q, backward, keep, act, aux, bf16, 1);
             else NAME(write_run)(a, i, b, last - first, &q, backward, keep, act, aux, bf16, 0);
         }
@@ -153,6 +170,18 @@ INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, i
 INLINE coefficients NAME(at)(const NAME(columns) * w, int64_t c) {
     return (coefficients){NAME(loadf)(w->centre + c), NAME(loadf)(w->scale + c), NAME(loadf)(w->offset + c),
                           NAME(loadf)(w->grad_x + c), NAME(loadf)(w->grad_1 + c)};
+}
+
+/* The same call, as if its tensors began at element i: then one number tells where a vector of any of them is. */
+INLINE bn_args NAME(from_element)(const bn_args *a, int64_t i, int bf16) {
+    const int64_t bytes = i * (bf16 ? 2 : 4);
+    bn_args b = *a;
+    b.x = (const char *)a->x + bytes;
+    b.dy = (const char *)a->dy + bytes;
+    b.aux_data = (const char *)a->aux_data + bytes;
+    b.out = (char *)a->out + bytes;
+    b.out_residual = (char *)a->out_residual + bytes;
+    return b;
 }
 
 /* One vector of columns over `rows` rows of `width` elements, from element i and bit b. `fresh` lanes of the vector have
@@ -178,15 +207,16 @@ INLINE void NAME(sum_columns)(const bn_args *a, int64_t i, int64_t b, int64_t wi
     NAME(add_at)(product, p[0]);
 }
 
-INLINE void NAME(sum_rows)(const bn_args *a, int64_t row, int64_t width, int rows, int64_t c0, int64_t c1,
+INLINE void NAME(sum_rows)(const bn_args *all, int64_t row, int64_t width, int rows, int64_t c0, int64_t c1,
                            const NAME(columns) * w, double *sum, double *product, int backward, int act, int aux, int bf16) {
-    const int64_t i = row * width, b = i + NAME(bit_shift)(row, width);
-    /* Eight rows at a vector's width jump about in memory, and the hardware does not see through it: fetch the next
-     * eight rows in the order of their addresses. */
+    const int64_t b = row * (width + NAME(bit_shift)(1, width));
+    const bn_args a = NAME(from_element)(all, row * width, bf16);
+    /* Many rows at a vector's width jump about in memory, and the hardware does not see through it: fetch the next ones in
+     * the order of their addresses. */
     const int size = bf16 ? 2 : 4, lines = rows * L * size / 64;
-    const char *next_x = (const char *)a->x + (i + rows * width) * size;
-    const char *next_dy = (const char *)(backward ? a->dy : a->x) + (i + rows * width) * size;
-    const int fetch = rows == 8 && c1 - c0 == width;
+    const char *next_x = (const char *)a.x + rows * width * size;
+    const char *next_dy = (const char *)(backward ? a.dy : a.x) + rows * width * size;
+    const int fetch = rows > 1 && c1 - c0 == width;
     int64_t c = c0;
     for (; c + L <= c1; c += L) {
         coefficients q = NAME(at)(w, c);
@@ -196,31 +226,28 @@ INLINE void NAME(sum_rows)(const bn_args *a, int64_t row, int64_t width, int row
             if (backward) __builtin_prefetch(next_dy);
             next_dy += 64;
         }
-        NAME(sum_columns)(a, i + c, b + c, width, rows, L, &q, sum + c, product + c, backward, act, aux, bf16);
+        NAME(sum_columns)(&a, c, b + c, width, rows, L, &q, sum + c, product + c, backward, act, aux, bf16);
     }
     if (c < c1) {
         const int64_t last = c1 - L;
         coefficients q = NAME(at)(w, last);
-        NAME(sum_columns)(a, i + last, b + c, width, rows, c1 - c, &q, sum + last, product + last, backward, act, aux,
-                          bf16);
+        NAME(sum_columns)(&a, last, b + c, width, rows, c1 - c, &q, sum + last, product + last, backward, act, aux, bf16);
     }
 }
 
-/* One row at a time: memory is then written from end to end, and asked for 1 KB ahead. (That gains 5 to 15 % of float32
- * without a residual, and nothing of the others.) */
-INLINE void NAME(write_row)(const bn_args *a, int64_t row, int64_t width, int64_t c0, int64_t c1, const NAME(columns) * w,
+/* One row at a time: memory is then written from end to end. */
+INLINE void NAME(write_row)(const bn_args *all, int64_t row, int64_t width, int64_t c0, int64_t c1, const NAME(columns) * w,
                             int backward, int keep, int act, int aux, int bf16, int stream) {
-    const int64_t i = row * width, b = i + NAME(bit_shift)(row, width);
-    const int ahead = !bf16 && aux == BN_AUX_NONE && !stream && c1 - c0 == width;
+    const int64_t b = row * (width + NAME(bit_shift)(1, width));
+    const bn_args a = NAME(from_element)(all, row * width, bf16);
     int64_t c = c0;
     for (; c + L <= c1; c += L) {
         const coefficients q = NAME(at)(w, c);
-        if (ahead) NAME(fetch_to_write)(a->out, i + c + 256, 1, bf16);
-        NAME(write)(a, i + c, b + c, L, &q, backward, keep, act, aux, bf16, stream);
+        NAME(write)(&a, c, b + c, L, &q, backward, keep, act, aux, bf16, stream);
     }
     if (c < c1) {
         const coefficients q = NAME(at)(w, c1 - L);
-        NAME(write)(a, i + c1 - L, b + c, c1 - c, &q, backward, keep, act, aux, bf16, stream);
+        NAME(write)(&a, c1 - L, b + c, c1 - c, &q, backward, keep, act, aux, bf16, stream);
     }
 }
 
@@ -230,6 +257,9 @@ INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, i
     const NAME(columns) w = *columns;
     const int64_t n = k->columns;
     if (sum) {
+        /* From memory, fewer rows at a time arrive sooner; but sums that are no longer in the nearest cache want more. */
+        for (const int far = n <= 1024 && outgrows_cache(a); far && r + 4 <= r1; r += 4)
+            NAME(sum_rows)(a, r, n, 4, c0, c1, &w, sum, product, backward, act, aux, bf16);
         for (; r + 8 <= r1; r += 8)
             NAME(sum_rows)(a, r, n, 8, c0, c1, &w, sum, product, backward, act, aux, bf16);
         for (; r < r1; r++) NAME(sum_rows)(a, r, n, 1, c0, c1, &w, sum, product, backward, act, aux, bf16);
@@ -264,7 +294,7 @@ INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, i
     COPY(BN_RELU, BN_AUX_NONE, CALL) COPY(BN_CLIPPED, BN_AUX_NONE, CALL) COPY(BN_SILU, BN_AUX_NONE, CALL)
 
 static void NAME(same_runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t n0, int64_t n1, int64_t first, int64_t last,
-                            const NAME(columns) * w, vd (*sums)[2]) {
+                            const NAME(columns) * w, vdh (*sums)[2]) {
     const int backward = a->operation >= BN_BACKWARD_TRAIN, keep = a->out_residual != NULL;
     const int64_t key = KEY(a->activation, a->aux, a->dtype), plain = KEY(BN_NONE, BN_AUX_NONE, a->dtype);
 #define FORWARD_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, sums, 0, 0, act, aux, bf16)
@@ -277,7 +307,7 @@ static void NAME(same_runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t n0
 
 /* The marked stretches of one sample's places first..last; what lies between them becomes 0 when output is written. */
 static void NAME(masked_runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t n, int64_t first, int64_t last,
-                              const NAME(columns) * w, vd (*sums)[2]) {
+                              const NAME(columns) * w, vdh (*sums)[2]) {
     const int64_t S = a->positions;
     /* The sums of the way there read none, and are added up in the same order with a gradient or without. */
     const int bits = a->aux == BN_AUX_BITS && (!sums || a->operation >= BN_BACKWARD_TRAIN);
@@ -300,7 +330,7 @@ static void NAME(masked_runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t 
 }
 
 static void NAME(runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t from, int64_t to, const NAME(columns) * w,
-                       vd (*sums)[2]) {
+                       vdh (*sums)[2]) {
     const int64_t cut = NAME(pieces)(a), S = a->positions;
     if (cut == 1 && !a->mask) {
         NAME(same_runs)(a, c0, c1, from, to, 0, S, w, sums);

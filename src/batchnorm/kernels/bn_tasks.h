@@ -143,21 +143,20 @@ static void NAME(guess_runs)(call *k, int64_t c0, int64_t c1) {
             int64_t i = ((j * a->batch / 4) * a->channels + c) * S + middle;
             sum += NAME(load)(a->x, i, a->dtype == BN_BFLOAT16);
         }
-        vd wide = NAME(widened)(sum);
-        float guess = (float)(NAME(total)(&wide) / (4 * L));
+        float guess = (float)(NAME(total)(NAME(folded)(sum)) / (4 * L));
         k->shift[c] = isfinite(guess) ? guess : 0;
     }
 }
 
 /* Sums of channels c0..c1 over the runs from..to, as plain doubles. */
 static void NAME(run_sums)(call *k, int64_t c0, int64_t c1, int64_t from, int64_t to, double *sums, double *products) {
-    vd vectors[NAME(MAX_BLOCK)][2];
+    vdh vectors[NAME(MAX_BLOCK)][2];
     memset(vectors, 0, (size_t)(c1 - c0) * sizeof *vectors);
     const NAME(columns) w = NAME(of_channels)(k, NAME(takes_moments)(k->a));
     NAME(runs)(k->a, c0, c1, from, to, &w, vectors);
     for (int64_t c = 0; c < c1 - c0; c++) {
-        sums[c] = NAME(total)(&vectors[c][0]);
-        products[c] = NAME(total)(&vectors[c][1]);
+        sums[c] = NAME(total)(vectors[c][0]);
+        products[c] = NAME(total)(vectors[c][1]);
     }
 }
 
@@ -232,15 +231,16 @@ static int64_t NAME(run_runs)(call *k) {
     const int64_t most = threads > 16 ? threads : 16;
     k->chunks = C >= 4 * most ? 1 : all < most ? all : most;
     if (threads <= 1 || C >= 4 * threads || C % threads == 0 || all == 1) {
-        /* Stretches of about 8 KB, as long as every thread gets a few tasks. */
-        k->block = 2048 / a->positions;
+        /* Stretches of about 8 KB, which backward is two inputs of 4 KB, so that the next one can be fetched into the nearest
+         * cache; as long as every thread gets a few tasks. */
+        k->block = (a->operation >= BN_BACKWARD_TRAIN ? 1024 : 2048) / a->positions;
         if (k->block > C / (2 * threads)) k->block = C / (2 * threads);
         if (k->block > NAME(MAX_BLOCK)) k->block = NAME(MAX_BLOCK);
         if (k->block < 1) k->block = 1;
         parallel(threads, (C + k->block - 1) / k->block, NAME(channels_task), k);
         return 0;
     }
-    k->partial = malloc((size_t)(2 * C * k->chunks) * sizeof(double));
+    k->partial = aligned_memory((size_t)(2 * C * k->chunks) * sizeof(double));
     if (!k->partial) return -1;
     if (NAME(takes_moments)(a)) NAME(guess_runs)(k, 0, C);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
@@ -392,13 +392,15 @@ static int64_t NAME(run_matrix)(call *k) {
     k->chunks = tiled ? 1 : threads > 16 ? threads : 16;
     if (k->chunks > most) k->chunks = most;
     const size_t wide = k->group > 1 ? 5 * (size_t)columns * sizeof(float) : 0;
-    char *memory = malloc((size_t)(2 * columns * k->chunks) * sizeof(double) + wide);
+    char *memory = aligned_memory((size_t)(2 * columns * k->chunks) * sizeof(double) + wide);
     if (!memory) return -1;
     k->partial = (double *)memory;
     for (int j = 0; j < 5; j++) k->wide[j] = (float *)(k->partial + 2 * columns * k->chunks) + j * columns;
     /* Something to do for every thread; tiles of about 512 KB. */
     int64_t wanted = k->chunks >= threads ? 1 : tiled ? threads : (2 * threads + k->chunks - 1) / k->chunks;
     if (tiled && wanted < rows * columns / 131072) wanted = rows * columns / 131072;
+    /* The coefficients of 1024 columns fit in the nearest cache. That pays while the rows are in a cache, too. */
+    if (wanted < columns / 1024 && !outgrows_cache(a)) wanted = columns / 1024;
     NAME(set_tiles)(k, wanted);
     if (tiled) parallel(threads, k->tiles, NAME(tile_task), k);
     else NAME(run_rows)(k);

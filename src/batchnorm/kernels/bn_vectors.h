@@ -2,7 +2,15 @@
 
 /* ---- vectors ------------------------------------------------------------------------------------------------ */
 
-INLINE vf NAME(splat)(float v) { return (vf){0} + v; }
+INLINE vf NAME(splat)(float v) {
+#if BN_ISA == 2
+    return (vf)_mm256_set1_ps(v);
+#elif BN_ISA == 3
+    return (vf)_mm512_set1_ps(v);
+#else
+    return (vf){0} + v;
+#endif
+}
 
 INLINE vf NAME(loadf)(const float *p) {
     vf v;
@@ -10,31 +18,47 @@ INLINE vf NAME(loadf)(const float *p) {
     return v;
 }
 
-INLINE vd NAME(widened)(vf v) {
+INLINE vdh NAME(widened_half)(vfh v) {
 #if BN_ISA == 2
-    return (vd){(vdh)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v)),
-                (vdh)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1))};
+    return (vdh)_mm256_cvtps_pd((__m128)v);
 #elif BN_ISA == 3
-    return (vd){(vdh)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v)),
-                (vdh)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)v, 1))};
+    return (vdh)_mm512_cvtps_pd((__m256)v);
 #else
-    vfh low, high;
-    memcpy(&low, &v, sizeof low);
-    memcpy(&high, (const char *)&v + sizeof low, sizeof high);
-    return (vd){__builtin_convertvector(low, vdh), __builtin_convertvector(high, vdh)};
+    return __builtin_convertvector(v, vdh);
 #endif
 }
 
-INLINE void NAME(add_at)(double *p, vf v) {
-    vd w = NAME(widened)(v);
-    vdh low, high;
-    memcpy(&low, p, sizeof low);
-    memcpy(&high, p + L / 2, sizeof high);
-    low += w.low;
-    high += w.high;
-    memcpy(p, &low, sizeof low);
-    memcpy(p + L / 2, &high, sizeof high);
+INLINE vfh NAME(half)(vf v, int upper) {
+#if BN_ISA == 2
+    return upper ? (vfh)_mm256_extractf128_ps((__m256)v, 1) : (vfh)_mm256_castps256_ps128((__m256)v);
+#elif BN_ISA == 3
+    return upper ? (vfh)_mm512_extractf32x8_ps((__m512)v, 1) : (vfh)_mm512_castps512_ps256((__m512)v);
+#else
+    vfh half;
+    memcpy(&half, (const char *)&v + (upper ? sizeof half : 0), sizeof half);
+    return half;
+#endif
 }
+
+/* Ones that the compiler does not know to be ones. */
+INLINE vf NAME(opaque_one)(void) {
+    vf one = NAME(splat)(1.0f);
+    __asm__("" : "+m"(one));
+    return one;
+}
+
+/* Add a vector to as many doubles at p. */
+INLINE void NAME(add_at)(double *p, vf v) {
+    for (int upper = 0; upper < 2; upper++, p += L / 2) {
+        vdh sum;
+        memcpy(&sum, p, sizeof sum);
+        sum += NAME(widened_half)(NAME(half)(v, upper));
+        memcpy(p, &sum, sizeof sum);
+    }
+}
+
+/* The same total in half as many lanes, as doubles: one more addition in float32 for half of the conversions. */
+INLINE vdh NAME(folded)(vf v) { return NAME(widened_half)(NAME(half)(v, 0) + NAME(half)(v, 1)); }
 
 /* bfloat16 is the upper half of a float32. Of two neighbouring vectors it costs less to take the elements with even numbers
  * as one and those with odd numbers as the other, where it does not matter which is which. `bf16` says what is meant. */
@@ -119,11 +143,14 @@ INLINE void NAME(fetch_to_write)(void *p, int64_t i, int64_t n, int bf16) {
     for (int64_t at = i * size; at < (i + n) * size; at += 64) __builtin_prefetch((char *)p + at, 1);
 }
 
-INLINE double NAME(total)(const vd *v) {
-    vdh half = v->low + v->high;
-    double sum = 0;
-    for (int i = 0; i < L / 2; i++) sum += half[i];
-    return sum;
+INLINE double NAME(total)(vdh v) {
+    double lanes[L / 2];
+    memcpy(lanes, &v, sizeof lanes);
+#pragma GCC unroll 3
+    for (int n = L / 4; n > 0; n /= 2)
+#pragma GCC unroll 4
+        for (int i = 0; i < n; i++) lanes[i] += lanes[i + n];
+    return lanes[0];
 }
 
 /* All ones in the last n lanes: a vector that overlaps the one before it counts only what is new. */
