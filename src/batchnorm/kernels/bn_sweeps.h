@@ -212,11 +212,12 @@ INLINE void NAME(sum_rows)(const bn_args *all, int64_t row, int64_t width, int r
     const int64_t b = row * (width + NAME(bit_shift)(1, width));
     const bn_args a = NAME(from_element)(all, row * width, bf16);
     /* Many rows at a vector's width jump about in memory, and the hardware does not see through it: fetch the next ones in
-     * the order of their addresses. */
+     * the order of their addresses. Rows that are 2 KB apart, or a multiple of it, have few places in the nearest cache,
+     * and would only push each other out. */
     const int size = bf16 ? 2 : 4, lines = rows * L * size / 64;
     const char *next_x = (const char *)a.x + rows * width * size;
     const char *next_dy = (const char *)(backward ? a.dy : a.x) + rows * width * size;
-    const int fetch = rows > 1 && c1 - c0 == width;
+    const int fetch = rows > 1 && c1 - c0 == width && (width * size % 2048 || outgrows_cache(all));
     int64_t c = c0;
     for (; c + L <= c1; c += L) {
         coefficients q = NAME(at)(w, c);
@@ -235,19 +236,23 @@ INLINE void NAME(sum_rows)(const bn_args *all, int64_t row, int64_t width, int r
     }
 }
 
-/* One row at a time: memory is then written from end to end. */
-INLINE void NAME(write_row)(const bn_args *all, int64_t row, int64_t width, int64_t c0, int64_t c1, const NAME(columns) * w,
-                            int backward, int keep, int act, int aux, int bf16, int stream) {
-    const int64_t b = row * (width + NAME(bit_shift)(1, width));
+/* One row at a time, or two short ones: memory is then written from end to end. */
+INLINE void NAME(write_rows)(const bn_args *all, int64_t row, int64_t width, int rows, int64_t c0, int64_t c1,
+                             const NAME(columns) * w, int backward, int keep, int act, int aux, int bf16, int stream) {
+    const int64_t bits = width + NAME(bit_shift)(1, width), b = row * bits;
     const bn_args a = NAME(from_element)(all, row * width, bf16);
     int64_t c = c0;
     for (; c + L <= c1; c += L) {
         const coefficients q = NAME(at)(w, c);
-        NAME(write)(&a, c, b + c, L, &q, backward, keep, act, aux, bf16, stream);
+#pragma GCC unroll 2
+        for (int j = 0; j < rows; j++)
+            NAME(write)(&a, j * width + c, b + j * bits + c, L, &q, backward, keep, act, aux, bf16, stream);
     }
     if (c < c1) {
         const coefficients q = NAME(at)(w, c1 - L);
-        NAME(write)(&a, c1 - L, b + c, c1 - c, &q, backward, keep, act, aux, bf16, stream);
+#pragma GCC unroll 2
+        for (int j = 0; j < rows; j++)
+            NAME(write)(&a, j * width + c1 - L, b + j * bits + c, c1 - c, &q, backward, keep, act, aux, bf16, stream);
     }
 }
 
@@ -263,12 +268,16 @@ INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, i
         for (; r + 8 <= r1; r += 8)
             NAME(sum_rows)(a, r, n, 8, c0, c1, &w, sum, product, backward, act, aux, bf16);
         for (; r < r1; r++) NAME(sum_rows)(a, r, n, 1, c0, c1, &w, sum, product, backward, act, aux, bf16);
-    } else if (k->group == 1 && streams(a, n)) {
-        for (; r < r1; r++) NAME(write_row)(a, r, n, c0, c1, &w, backward, keep, act, aux, bf16, 1);
-        NAME(end_stream)();
-    } else {
-        for (; r < r1; r++) NAME(write_row)(a, r, n, c0, c1, &w, backward, keep, act, aux, bf16, 0);
+        return;
     }
+#define WRITE(rows, stream) NAME(write_rows)(a, r, n, rows, c0, c1, &w, backward, keep, act, aux, bf16, stream)
+    if (k->group == 1 && streams(a, n)) {
+        for (; r < r1; r++) WRITE(1, 1);
+        NAME(end_stream)();
+    }
+    for (; n <= 128 && r + 2 <= r1; r += 2) WRITE(2, 0);
+    for (; r < r1; r++) WRITE(1, 0);
+#undef WRITE
 }
 
 /* ---- the specialised copies --------------------------------------------------------------------------------- */

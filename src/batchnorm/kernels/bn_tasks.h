@@ -387,8 +387,9 @@ static int64_t NAME(run_matrix)(call *k) {
      * 64 rows on only rows of some pages gain by being cut. */
     const int tiled = summing && (rows < 64 || (rows <= 256 && columns >= 2048));
     /* Up to 16 threads the chunks do not depend on their number, and so neither does any bit of the result. A chunk's
-     * sums take as much memory as four rows. */
-    const int64_t least = summing ? 32 : 8, most = rows < 2 * least ? 1 : rows / least;
+     * sums take as much memory as four rows, and somebody has to add them up: small batches have more of them than they
+     * need, so that there are some for every thread. */
+    const int64_t least = !summing ? 8 : rows * columns < 131072 ? 32 : 128, most = rows < 2 * least ? 1 : rows / least;
     k->chunks = tiled ? 1 : threads > 16 ? threads : 16;
     if (k->chunks > most) k->chunks = most;
     const size_t wide = k->group > 1 ? 5 * (size_t)columns * sizeof(float) : 0;
@@ -396,8 +397,9 @@ static int64_t NAME(run_matrix)(call *k) {
     if (!memory) return -1;
     k->partial = (double *)memory;
     for (int j = 0; j < 5; j++) k->wide[j] = (float *)(k->partial + 2 * columns * k->chunks) + j * columns;
-    /* Something to do for every thread; tiles of about 512 KB. */
-    int64_t wanted = k->chunks >= threads ? 1 : tiled ? threads : (2 * threads + k->chunks - 1) / k->chunks;
+    /* As much to do for every thread; tiles of about 512 KB. */
+    const int even = k->chunks % threads == 0 || k->chunks >= 4 * threads;
+    int64_t wanted = even ? 1 : tiled ? threads : (2 * threads + k->chunks - 1) / k->chunks;
     if (tiled && wanted < rows * columns / 131072) wanted = rows * columns / 131072;
     /* The coefficients of 1024 columns fit in the nearest cache. That pays while the rows are in a cache, too. */
     if (wanted < columns / 1024 && !outgrows_cache(a)) wanted = columns / 1024;
