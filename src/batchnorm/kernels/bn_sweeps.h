@@ -263,7 +263,7 @@ INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, i
     const int64_t n = k->columns;
     if (sum) {
         /* From memory, fewer rows at a time arrive sooner; but sums that are no longer in the nearest cache want more. */
-        for (const int far = n <= 1024 && outgrows_cache(a); far && r + 4 <= r1; r += 4)
+        for (const int far = !bf16 && n <= 1024 && outgrows_cache(a); far && r + 4 <= r1; r += 4)
             NAME(sum_rows)(a, r, n, 4, c0, c1, &w, sum, product, backward, act, aux, bf16);
         for (; r + 8 <= r1; r += 8)
             NAME(sum_rows)(a, r, n, 8, c0, c1, &w, sum, product, backward, act, aux, bf16);

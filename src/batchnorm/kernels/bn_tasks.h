@@ -240,8 +240,9 @@ static int64_t NAME(run_runs)(call *k) {
         parallel(threads, (C + k->block - 1) / k->block, NAME(channels_task), k);
         return 0;
     }
-    k->partial = aligned_memory((size_t)(2 * C * k->chunks) * sizeof(double));
-    if (!k->partial) return -1;
+    char *memory = block_for((size_t)(2 * C * k->chunks) * sizeof(double));
+    if (!memory) return -1;
+    k->partial = first_line(memory);
     if (NAME(takes_moments)(a)) NAME(guess_runs)(k, 0, C);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
         parallel(threads, C * k->chunks, NAME(chunk_sums), k);
@@ -256,7 +257,7 @@ static int64_t NAME(run_runs)(call *k) {
         }
     }
     if (NAME(needs_output)(a)) parallel(threads, C * k->chunks, NAME(chunk_write), k);
-    free(k->partial);
+    free(memory);
     return 0;
 }
 
@@ -387,15 +388,16 @@ static int64_t NAME(run_matrix)(call *k) {
      * 64 rows on only rows of some pages gain by being cut. */
     const int tiled = summing && (rows < 64 || (rows <= 256 && columns >= 2048));
     /* Up to 16 threads the chunks do not depend on their number, and so neither does any bit of the result. A chunk's
-     * sums take as much memory as four rows, and somebody has to add them up: small batches have more of them than they
-     * need, so that there are some for every thread. */
-    const int64_t least = !summing ? 8 : rows * columns < 131072 ? 32 : 128, most = rows < 2 * least ? 1 : rows / least;
+     * sums take as much memory as four rows, and somebody has to add them up; with a few longer ones there may be tiles,
+     * too, which is no loss where a vector is a whole cache line. */
+    const int lines = L == 16 && a->dtype == BN_FLOAT32 && rows * columns >= 131072;
+    const int64_t least = !summing ? 8 : lines ? 128 : 32, most = rows < 2 * least ? 1 : rows / least;
     k->chunks = tiled ? 1 : threads > 16 ? threads : 16;
     if (k->chunks > most) k->chunks = most;
     const size_t wide = k->group > 1 ? 5 * (size_t)columns * sizeof(float) : 0;
-    char *memory = aligned_memory((size_t)(2 * columns * k->chunks) * sizeof(double) + wide);
+    char *memory = block_for((size_t)(2 * columns * k->chunks) * sizeof(double) + wide);
     if (!memory) return -1;
-    k->partial = (double *)memory;
+    k->partial = first_line(memory);
     for (int j = 0; j < 5; j++) k->wide[j] = (float *)(k->partial + 2 * columns * k->chunks) + j * columns;
     /* As much to do for every thread; tiles of about 512 KB. */
     const int even = k->chunks % threads == 0 || k->chunks >= 4 * threads;
