@@ -88,6 +88,9 @@ typedef struct {
     double *partial;              /* sums that several tasks make together */
 } call;
 
+/* So many bytes on, if there is anything at all. */
+INLINE const void *offset(const void *p, int64_t bytes) { return p ? (const char *)p + bytes : NULL; }
+
 /* Memory of so many bytes and a cache line, and where its first whole line begins. (aligned_alloc takes longer than the
  * sums of a small batch.) */
 static char *block_for(size_t bytes) { return malloc(bytes + 64); }
@@ -392,8 +395,6 @@ typedef struct {
     float *grads;    /* [groups][2][channels] */
     _Atomic int64_t status;
 } grouped;
-
-static const void *offset(const void *p, int64_t bytes) { return p ? (const char *)p + bytes : NULL; }
 
 static int64_t bits_of_sample(const bn_args *a) {
     if (is_matrix(a)) return (a->channels * a->positions + 7) / 8;

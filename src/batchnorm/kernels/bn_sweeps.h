@@ -13,8 +13,8 @@ typedef struct {
     vf s[2], p[2];
 } NAME(chains);
 
-/* Add the `count` vectors from element i. Of the two sums that an even vector joins, one is added by a multiplication with
- * 1: the result is the same, and CPUs with as many units for fused multiplications as for additions use all of them. */
+/* Add the `count` vectors from element i. On the way there every second vector joins its sum by a fused multiplication with
+ * 1: the result is the same, and CPUs that have as many units for those as for additions use all of them. */
 INLINE void NAME(add_vectors)(NAME(chains) * to, const bn_args *a, int64_t i, int64_t b, int count, const coefficients *k,
                               vf one, int backward, int act, int aux, int bf16) {
 #pragma GCC unroll 4
@@ -22,7 +22,7 @@ INLINE void NAME(add_vectors)(NAME(chains) * to, const bn_args *a, int64_t i, in
         const int pair = bf16 && count > 1;
         vf d, u = NAME(term)(a, i + (pair ? j & ~1 : j) * L, b + j * L, L, &d, k, backward, act, aux,
                              pair ? NAME(EVEN) + (j & 1) : bf16);
-        to->s[j & 1] += j & 1 || backward ? u : u * one;
+        to->s[j & 1] += BN_ISA == 1 || backward || j & 1 ? u : u * one;
         to->p[j & 1] += u * d;
     }
 }
@@ -176,11 +176,11 @@ INLINE coefficients NAME(at)(const NAME(columns) * w, int64_t c) {
 INLINE bn_args NAME(from_element)(const bn_args *a, int64_t i, int bf16) {
     const int64_t bytes = i * (bf16 ? 2 : 4);
     bn_args b = *a;
-    b.x = (const char *)a->x + bytes;
-    b.dy = (const char *)a->dy + bytes;
-    b.aux_data = (const char *)a->aux_data + bytes;
-    b.out = (char *)a->out + bytes;
-    b.out_residual = (char *)a->out_residual + bytes;
+    b.x = offset(a->x, bytes);
+    b.dy = offset(a->dy, bytes);
+    b.aux_data = offset(a->aux_data, bytes);
+    b.out = (void *)offset(a->out, bytes);
+    b.out_residual = (void *)offset(a->out_residual, bytes);
     return b;
 }
 
