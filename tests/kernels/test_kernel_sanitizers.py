@@ -24,9 +24,10 @@ SANITIZERS = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recove
 RELEASE = ("-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math")
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    return compile_c(HERE / "sanitize.c", tmp_path_factory.mktemp("sanitize") / "sanitize", *SANITIZERS)
+@pytest.fixture(scope="module", params=["as it is", "as if all were large"])
+def driver(request, tmp_path_factory):
+    flags = SANITIZERS if request.param == "as it is" else (*SANITIZERS, "-DBN_STREAM_FROM=1")
+    return compile_c(HERE / "sanitize.c", tmp_path_factory.mktemp("sanitize") / "sanitize", *flags)
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])

@@ -16,7 +16,11 @@
 #include <sys/mman.h>
 #endif
 
+#if defined(__SANITIZE_ADDRESS__) /* with a check at every access, copies of everything take a quarter of an hour to compile */
+#define INLINE static inline
+#else
 #define INLINE static inline __attribute__((always_inline))
+#endif
 
 /* ---- threads ------------------------------------------------------------------------------------------------ */
 
