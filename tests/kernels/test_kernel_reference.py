@@ -134,7 +134,7 @@ def test_the_ways_there_and_back_may_have_other_threads(native, name):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(21, 64, 56, 56), (23, 61, 56, 56), (100, 224, 14, 14)])
 def test_outputs_that_go_past_the_caches(native, shape, layout):
-    """From 16 MB of tensors on: bit by bit what fewer of the same channels give, and but for rounding what torch gives."""
+    """From 16 MB of tensors on: bit by bit what fewer of these channels give, and but for rounding what torch gives."""
     generator = torch.Generator().manual_seed(0)
     x, residual, dy = (torch.randn(shape, generator=generator).contiguous(memory_format=layout) for _ in range(3))
     some = slice(16, 112)
