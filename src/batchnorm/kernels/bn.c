@@ -16,7 +16,13 @@
 #include <sys/mman.h>
 #endif
 
-#if defined(__SANITIZE_ADDRESS__) /* with a check at every access, copies of everything take a quarter of an hour to compile */
+/* With a check at every access, copies of everything take a quarter of an hour to compile. */
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1 /* as GCC says it */
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__)
 #define INLINE static inline
 #else
 #define INLINE static inline __attribute__((always_inline))
@@ -134,17 +140,22 @@ INLINE int next_span(const uint8_t *mask, int64_t *from, int64_t *to, int64_t en
 /* Any NaN as the one whose lower bits are 0: what is rounded to bfloat16 counts on it. */
 INLINE float without_payload(float v) { return v == v ? v : (float)NAN; }
 
+static int64_t size_of_x(const bn_args *a) {
+    return a->batch * a->channels * a->positions * (a->dtype == BN_FLOAT32 ? 4 : 2);
+}
+
 /* Whether the call's tensors outgrow a last-level cache, or what is ours of it (a guess, because a virtual machine does not
- * tell): what is written then pushes out what is still to be read. */
-static int outgrows_cache(const bn_args *a) {
-    const int64_t size = a->dtype == BN_FLOAT32 ? 4 : 2, tensors = 2 + (a->dy != NULL) + (a->aux_data || a->out_residual);
-    return a->batch * a->channels * a->positions * size * tensors > BN_STREAM_FROM;
+ * tell): then what is written pushes out what is still to be read. Without those of a residual: sums, whose bits may depend
+ * on the answer, do not depend on it. */
+static int outgrows_cache(const bn_args *a, int with_residual) {
+    const int residual = with_residual && (a->aux_data || a->out_residual);
+    return size_of_x(a) * (2 + (a->dy != NULL) + residual) > BN_STREAM_FROM;
 }
 
 /* Whether the output goes past the caches, which it can in rows that are whole cache lines. */
 static int streams(const bn_args *a, int64_t width) {
     const uintptr_t places = (uintptr_t)a->out | (uintptr_t)a->out_residual;
-    return width % (a->dtype == BN_FLOAT32 ? 16 : 32) == 0 && places % 64 == 0 && !a->mask && outgrows_cache(a);
+    return width % (a->dtype == BN_FLOAT32 ? 16 : 32) == 0 && places % 64 == 0 && !a->mask && outgrows_cache(a, 1);
 }
 
 /* Bits from..from + n of a row that one thread owns; n <= 16. */
@@ -456,6 +467,6 @@ static int64_t run_groups(const bn_args *a) {
 }
 
 int64_t bn_run(const bn_args *a) {
-    if (a->batch <= 0 || a->channels <= 0 || a->positions <= 0) return -2;
+    if (a->batch <= 0 || a->channels <= 0 || a->positions <= 0 || a->threads <= 0) return -2;
     return a->groups > 1 ? run_groups(a) : run_one(a);
 }

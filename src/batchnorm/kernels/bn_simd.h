@@ -12,7 +12,7 @@
  *   backward  u = g = dy * act'  centre = the mean            (g and g*d give dbeta, dgamma, dx)
  * The second writes y = act(d*scale + offset [+ residual]) or dx = (g + d*grad_x + grad_1) * scale.
  *
- * A few numbers are added in float32 before they join a double: eight of a column, or of a run two chains of at most ten,
+ * A few numbers are added in float32 before they join a double: eight of a column, or of a run two chains of at most eleven,
  * then the two, then the vector's halves. So the sums are nearly as good as double sums, for a fraction of the
  * conversions. Vectors are GCC's (and clang's) vector extensions, which any CPU can run; the few conversions that compilers
  * translate badly have intrinsics beside the general form.

@@ -22,7 +22,8 @@ INLINE void NAME(add_vectors)(NAME(chains) * to, const bn_args *a, int64_t i, in
         const int pair = bf16 && count > 1;
         vf d, u = NAME(term)(a, i + (pair ? j & ~1 : j) * L, b + j * L, L, &d, k, backward, act, aux,
                              pair ? NAME(EVEN) + (j & 1) : bf16);
-        to->s[j & 1] += BN_ISA == 1 || backward || j & 1 ? u : u * one;
+        if (BN_ISA == 1 || backward || j & 1) to->s[j & 1] += u;
+        else to->s[j & 1] += u * one;
         to->p[j & 1] += u * d;
     }
 }
@@ -33,7 +34,8 @@ INLINE void NAME(join)(NAME(chains) * from, vdh *sums) {
     *from = (NAME(chains)){{{0}}};
 }
 
-/* How many vectors are added up in float32, in two chains, before they join a double. */
+/* How many vectors are added up in float32, in two chains, before they join a double; the last of a run take along what is
+ * left of it. */
 enum { NAME(CHAINED) = 16 };
 
 INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, vf one, vdh *sums,
@@ -61,7 +63,8 @@ INLINE void NAME(sum_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, con
 INLINE void NAME(write_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, int backward, int keep,
                             int act, int aux, int bf16, int stream) {
     const int64_t alone = NAME(unpaired)(n, aux, bf16), size = bf16 ? 2 : 4;
-    /* A store that crosses cache lines costs half as much again: begin with one vector that may, go on where lines begin. */
+    /* A store that crosses cache lines costs half as much again: begin with one vector that may, go on where
+     * vectors are aligned. */
     const int64_t before = (int64_t)(-((uintptr_t)a->out + (uintptr_t)(i * size)) % (uintptr_t)(L * size)) / size;
     if (aux != BN_AUX_BITS && before && n >= 8 * L) {
         NAME(write)(a, i, b, L, k, backward, keep, act, aux, bf16, stream);
@@ -151,7 +154,7 @@ INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, i
      * by it; and of a tensor that outgrows the cache, two inputs fetched at once are slower to arrive. */
     const int64_t sample = a->channels * a->positions;
     const int jumps = c1 - c0 < a->channels && last - first <= 1024;
-    const int ahead = jumps && !stream && (!backward || a->batch * sample < (4 << 20));
+    const int ahead = jumps && !stream && (!backward || size_of_x(a) < BN_STREAM_FROM);
     for (int64_t n = n0; n < n1; n++)
         for (int64_t c = c0; c < c1; c++) {
             const coefficients q = NAME(of_channel)(&w, c);
@@ -213,11 +216,11 @@ INLINE void NAME(sum_rows)(const bn_args *all, int64_t row, int64_t width, int r
     const bn_args a = NAME(from_element)(all, row * width, bf16);
     /* Many rows at a vector's width jump about in memory, and the hardware does not see through it: fetch the next ones in
      * the order of their addresses. Rows that are 2 KB apart, or a multiple of it, have few places in the nearest cache,
-     * and would only push each other out. */
+     * and would push each other out; a large tensor's are worth it all the same. */
     const int size = bf16 ? 2 : 4, lines = rows * L * size / 64;
     const char *next_x = (const char *)a.x + rows * width * size;
     const char *next_dy = (const char *)(backward ? a.dy : a.x) + rows * width * size;
-    const int fetch = rows > 1 && c1 - c0 == width && (width * size % 2048 || outgrows_cache(all));
+    const int fetch = rows > 1 && c1 - c0 == width && (width * size % 2048 || outgrows_cache(all, 0));
     int64_t c = c0;
     for (; c + L <= c1; c += L) {
         coefficients q = NAME(at)(w, c);
@@ -263,7 +266,7 @@ INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, i
     const int64_t n = k->columns;
     if (sum) {
         /* From memory, fewer rows at a time arrive sooner; but sums that are no longer in the nearest cache want more. */
-        for (const int far = !bf16 && n <= 1024 && outgrows_cache(a); far && r + 4 <= r1; r += 4)
+        for (const int far = !bf16 && n <= 1024 && outgrows_cache(a, 0); far && r + 4 <= r1; r += 4)
             NAME(sum_rows)(a, r, n, 4, c0, c1, &w, sum, product, backward, act, aux, bf16);
         for (; r + 8 <= r1; r += 8)
             NAME(sum_rows)(a, r, n, 8, c0, c1, &w, sum, product, backward, act, aux, bf16);

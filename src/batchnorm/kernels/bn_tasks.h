@@ -399,12 +399,11 @@ static int64_t NAME(run_matrix)(call *k) {
     if (!memory) return -1;
     k->partial = first_line(memory);
     for (int j = 0; j < 5; j++) k->wide[j] = (float *)(k->partial + 2 * columns * k->chunks) + j * columns;
-    /* As much to do for every thread; tiles of about 512 KB. */
-    const int even = k->chunks % threads == 0 || k->chunks >= 4 * threads;
-    int64_t wanted = even ? 1 : tiled ? threads : (2 * threads + k->chunks - 1) / k->chunks;
+    /* As many chunks for every thread, or two tasks for each and more; tiles of about 512 KB. */
+    int64_t wanted = k->chunks % threads == 0 ? 1 : tiled ? threads : (2 * threads + k->chunks - 1) / k->chunks;
     if (tiled && wanted < rows * columns / 131072) wanted = rows * columns / 131072;
     /* The coefficients of 1024 columns fit in the nearest cache. That pays while the rows are in a cache, too. */
-    if (wanted < columns / 1024 && !outgrows_cache(a)) wanted = columns / 1024;
+    if (wanted < columns / 1024 && !outgrows_cache(a, 0)) wanted = columns / 1024;
     NAME(set_tiles)(k, wanted);
     if (tiled) parallel(threads, k->tiles, NAME(tile_task), k);
     else NAME(run_rows)(k);
