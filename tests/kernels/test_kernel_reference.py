@@ -159,6 +159,18 @@ def test_outputs_that_go_past_the_caches(native, shape, layout):
         assert off.sum() <= 4  # a value within rounding of 0 passes the relu or not
 
 
+def test_a_residual_changes_no_bit_of_the_statistics(native):
+    """Of a size at which the tensors are large with a residual and not without."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3400, 512, generator=generator)
+    found = []
+    for residual in (None, x):
+        mean, var = torch.zeros(512), torch.zeros(512)
+        batch_norm(x, mean, var, training=True, momentum=1.0, residual=residual)
+        found.append((mean, var))
+    assert all(map(torch.equal, *found))
+
+
 def test_without_gradients_the_output_is_the_same(native):
     case = Case((6, 20, 3, 5), activation="silu", residual=True)
     tensors = inputs(case)
