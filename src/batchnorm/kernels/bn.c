@@ -43,6 +43,7 @@ typedef struct {
     task_fn run;
     void *context;
     int64_t tasks, threads;
+    int backwards;
     struct {
         _Atomic int64_t next;
         char apart[64 - sizeof(int64_t)]; /* counters that do not share a cache line */
@@ -56,23 +57,27 @@ static void work(void *data) {
     job *j = data;
     const int64_t me = j->threads > 1 ? thread_number() : 0;
     for (int64_t i = 0; i < j->threads; i++) {
-        const int64_t s = (me + i) % j->threads, end = (s + 1) * j->tasks / j->threads;
+        const int64_t s = (me + i) % j->threads, from = s * j->tasks / j->threads, end = (s + 1) * j->tasks / j->threads;
         for (int64_t t; (t = atomic_fetch_add_explicit(&j->share[s].next, 1, memory_order_relaxed)) < end;)
-            j->run(j->context, t);
+            j->run(j->context, j->backwards ? from + end - 1 - t : t);
     }
 }
 
-static void parallel(int64_t threads, int64_t tasks, task_fn run, void *context) {
+static void parallel_in_order(int64_t threads, int64_t tasks, task_fn run, void *context, int backwards) {
     if (threads > tasks) threads = tasks;
     if (threads > MAX_THREADS) threads = MAX_THREADS;
     if (threads <= 1 || !gomp_parallel) {
-        for (int64_t t = 0; t < tasks; t++) run(context, t);
+        for (int64_t t = 0; t < tasks; t++) run(context, backwards ? tasks - 1 - t : t);
         return;
     }
     job j;
-    j.run = run, j.context = context, j.tasks = tasks, j.threads = threads;
+    j.run = run, j.context = context, j.tasks = tasks, j.threads = threads, j.backwards = backwards;
     for (int64_t s = 0; s < threads; s++) atomic_init(&j.share[s].next, s * tasks / threads);
     gomp_parallel(work, &j, (unsigned)threads, 0);
+}
+
+static void parallel(int64_t threads, int64_t tasks, task_fn run, void *context) {
+    parallel_in_order(threads, tasks, run, context, 0);
 }
 
 void bn_use_openmp(void *parallel_entry, void *number_entry) {
@@ -90,7 +95,7 @@ typedef struct {
     double *mean, *var;           /* per channel; the variance is biased */
     float *shift;                 /* per channel: a guess of the mean, which the sums are taken around */
     float *grad_x, *grad_1;       /* backward: dx = (g + grad_x*(x - mean) + grad_1) * scale, per channel */
-    int64_t block;                /* runs: channels per task */
+    int64_t block, blocks;        /* runs: channels per task, and how many blocks of them there are */
     int64_t rows, columns, group; /* matrix: columns = channels * group; group 0 means runs */
     int64_t chunks;               /* matrix: chunks of rows; runs: chunks per channel */
     int64_t tile, tiles;          /* matrix: channels per tile, and how many tiles */

@@ -128,18 +128,6 @@ INLINE int64_t NAME(piece)(int64_t number, int64_t cut, int64_t positions) {
     return number == cut ? positions : number * positions / cut / 64 * 64;
 }
 
-/* What the same sweep needs of the next sample: n elements from element i. */
-INLINE void NAME(fetch_run)(const bn_args *a, int64_t i, int64_t n, int summing, int backward, int keep, int aux, int bf16) {
-    if (summing) {
-        NAME(fetch)(a->x, i, n, bf16);
-        if (backward) NAME(fetch)(a->dy, i, n, bf16);
-        return;
-    }
-    NAME(fetch_to_write)(a->out, i, n, bf16); /* x and dy are in the cache since they were summed */
-    if (keep) NAME(fetch_to_write)(a->out_residual, i, n, bf16);
-    if (!backward && aux != BN_AUX_NONE) NAME(fetch)(a->aux_data, i, n, bf16);
-}
-
 /* The places first..last of the samples n0..n1, neighbouring channels c0..c1 together, so that short runs are read as
  * one long stretch of memory. */
 INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, int64_t n0, int64_t n1, int64_t first,
@@ -150,17 +138,11 @@ INLINE void NAME(sweep_runs)(const bn_args *arguments, int64_t c0, int64_t c1, i
     const NAME(columns) w = *columns;
     const vf one = NAME(opaque_one)();
     const int stream = !sums && streams(a, a->positions);
-    /* The next sample's part is on other pages, before which the hardware stops fetching. Runs of some pages lose little
-     * by it; and of a tensor that outgrows the cache, two inputs fetched at once are slower to arrive. */
-    const int64_t sample = a->channels * a->positions;
-    const int jumps = c1 - c0 < a->channels && last - first <= 1024;
-    const int ahead = jumps && !stream && (!backward || size_of_x(a) < BN_STREAM_FROM);
     for (int64_t n = n0; n < n1; n++)
         for (int64_t c = c0; c < c1; c++) {
             const coefficients q = NAME(of_channel)(&w, c);
             const int64_t row = n * a->channels + c, i = row * a->positions + first;
             const int64_t b = i + NAME(bit_shift)(row, a->positions);
-            if (ahead && n + 1 < n1) NAME(fetch_run)(a, i + sample, last - first, sums != NULL, backward, keep, aux, bf16);
             if (sums) NAME(sum_run)(a, i, b, last - first, &q, one, sums[c - c0], backward, act, aux, bf16);
             else if (stream) NAME(write_run)(a, i, b, last - first, &q, backward, keep, act, aux, bf16, 1);
             else NAME(write_run)(a, i, b, last - first, &q, backward, keep, act, aux, bf16, 0);

@@ -109,9 +109,15 @@ static int NAME(needs_sums)(const bn_args *a) {
 
 static int NAME(needs_output)(const bn_args *a) { return a->operation != BN_MOMENTS && a->operation != BN_GRAD_SUMS; }
 
+/* The sums of all chunks, in the place of the first. */
+static void NAME(add_chunks)(call *k, int64_t columns) {
+    for (int64_t t = 1; t < k->chunks; t++)
+        for (int64_t j = 0; j < 2 * columns; j++) k->partial[j] += k->partial[t * 2 * columns + j];
+}
+
 /* ---- tasks on runs ------------------------------------------------------------------------------------------ */
 
-enum { NAME(MAX_BLOCK) = 32 };
+enum { NAME(MAX_BLOCK) = 256 };
 
 /* The same with a mask: from the first marked stretch of four runs. */
 static void NAME(guess_marked)(call *k, int64_t c0, int64_t c1) {
@@ -160,16 +166,6 @@ static void NAME(run_sums)(call *k, int64_t c0, int64_t c1, int64_t from, int64_
     }
 }
 
-/* The same over all runs: chunk by chunk, as threads that share a channel would, so that the bits are the same. */
-static void NAME(channel_sums)(call *k, int64_t c0, int64_t c1, int64_t all, double *sums, double *products) {
-    NAME(run_sums)(k, c0, c1, 0, all / k->chunks, sums, products);
-    for (int64_t chunk = 1; chunk < k->chunks; chunk++) {
-        double s[NAME(MAX_BLOCK)], p[NAME(MAX_BLOCK)];
-        NAME(run_sums)(k, c0, c1, chunk * all / k->chunks, (chunk + 1) * all / k->chunks, s, p);
-        for (int64_t c = 0; c < c1 - c0; c++) sums[c] += s[c], products[c] += p[c];
-    }
-}
-
 /* Whole channels, sums to output. */
 static void NAME(channels_task)(void *context, int64_t task) {
     call *k = context;
@@ -179,7 +175,7 @@ static void NAME(channels_task)(void *context, int64_t task) {
     double sums[NAME(MAX_BLOCK)], products[NAME(MAX_BLOCK)];
     if (NAME(takes_moments)(a)) NAME(guess_runs)(k, c0, c1);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
-        NAME(channel_sums)(k, c0, c1, all, sums, products);
+        NAME(run_sums)(k, c0, c1, 0, all, sums, products);
         again = NAME(finish)(k, c0, c1, sums, products, final);
     }
     if (!NAME(needs_output)(a)) return;
@@ -187,27 +183,35 @@ static void NAME(channels_task)(void *context, int64_t task) {
     NAME(runs)(a, c0, c1, 0, all, &w, NULL);
 }
 
-/* The same in two phases, a channel cut into chunks: task = channel * chunks + chunk. */
-static void NAME(chunk_of_runs)(const call *k, int64_t task, int64_t *c, int64_t *from, int64_t *to) {
-    const int64_t all = k->a->batch * NAME(pieces)(k->a), chunk = task % k->chunks;
-    *c = task / k->chunks;
+/* The same in two phases, in the order of memory: task = chunk of samples * blocks of channels + block. */
+static void NAME(part_of_runs)(const call *k, int64_t task, int64_t *c0, int64_t *c1, int64_t *from, int64_t *to) {
+    const int64_t all = k->a->batch * NAME(pieces)(k->a), chunk = task / k->blocks, block = task % k->blocks;
+    *c0 = block * k->a->channels / k->blocks;
+    *c1 = (block + 1) * k->a->channels / k->blocks;
     *from = chunk * all / k->chunks;
     *to = (chunk + 1) * all / k->chunks;
 }
 
+static void NAME(guess_block)(void *context, int64_t task) {
+    call *k = context;
+    const int64_t C = k->a->channels;
+    NAME(guess_runs)(k, task * C / k->blocks, (task + 1) * C / k->blocks);
+}
+
 static void NAME(chunk_sums)(void *context, int64_t task) {
     call *k = context;
-    int64_t c, from, to;
-    NAME(chunk_of_runs)(k, task, &c, &from, &to);
-    NAME(run_sums)(k, c, c + 1, from, to, k->partial + 2 * task, k->partial + 2 * task + 1);
+    int64_t c0, c1, from, to;
+    NAME(part_of_runs)(k, task, &c0, &c1, &from, &to);
+    double *sums = k->partial + task / k->blocks * 2 * k->a->channels, *products = sums + k->a->channels;
+    NAME(run_sums)(k, c0, c1, from, to, sums + c0, products + c0);
 }
 
 static void NAME(chunk_write)(void *context, int64_t task) {
     call *k = context;
-    int64_t c, from, to;
-    NAME(chunk_of_runs)(k, task, &c, &from, &to);
+    int64_t c0, c1, from, to;
+    NAME(part_of_runs)(k, task, &c0, &c1, &from, &to);
     const NAME(columns) w = NAME(of_channels)(k, 0);
-    NAME(runs)(k->a, c, c + 1, from, to, &w, NULL);
+    NAME(runs)(k->a, c0, c1, from, to, &w, NULL);
 }
 
 /* Nothing to sum: memory from end to end, all channels of some runs. */
@@ -218,6 +222,21 @@ static void NAME(stream_write)(void *context, int64_t task) {
     NAME(runs)(k->a, 0, k->a->channels, task * all / k->chunks, (task + 1) * all / k->chunks, &w, NULL);
 }
 
+/* Into how many chunks of samples the sums fall, or 1: whole channels, one after the other. Up to 16 threads it does not
+ * depend on their number, and so neither does any bit of the result. */
+static int64_t NAME(chunks_of_runs)(const bn_args *a, int64_t all) {
+    const int64_t most = a->threads > 16 ? a->threads : 16, values = a->batch * a->positions;
+    const int64_t bytes = size_of_x(a), run = bytes / (a->batch * a->channels);
+    int64_t chunks = 1;
+    /* Memory is fastest from end to end, even if it is read twice. Two exceptions: runs that are long stretches of memory
+     * by themselves, where the second reading would come from beyond the caches; and channels of so few values that a sum
+     * for every chunk costs more than it saves. */
+    if (run < (32 << 10) || bytes <= (32 << 20))
+        while (2 * chunks <= most && 2 * chunks <= all && values >= 2 * chunks * 192) chunks *= 2;
+    if (chunks > 1 || a->channels >= 4 * most) return chunks;
+    return all < most ? all : most; /* so few channels that threads could idle */
+}
+
 static int64_t NAME(run_runs)(call *k) {
     const bn_args *a = k->a;
     const int64_t C = a->channels, all = a->batch * NAME(pieces)(a), threads = a->threads;
@@ -226,13 +245,9 @@ static int64_t NAME(run_runs)(call *k) {
         parallel(threads, k->chunks, NAME(stream_write), k);
         return 0;
     }
-    /* So few channels that threads could idle are summed in chunks, cut or not: as in run_matrix, up to 16 threads no
-     * bit depends on their number. */
-    const int64_t most = threads > 16 ? threads : 16;
-    k->chunks = C >= 4 * most ? 1 : all < most ? all : most;
-    if (threads <= 1 || C >= 4 * threads || C % threads == 0 || all == 1) {
-        /* Stretches of about 8 KB, which backward is two inputs of 4 KB, so that the next one can be fetched into the nearest
-         * cache; as long as every thread gets a few tasks. */
+    k->chunks = NAME(chunks_of_runs)(a, all);
+    if (k->chunks == 1) {
+        /* Stretches of about 8 KB, which backward is two inputs of 4 KB; as long as every thread gets a few tasks. */
         k->block = (a->operation >= BN_BACKWARD_TRAIN ? 1024 : 2048) / a->positions;
         if (k->block > C / (2 * threads)) k->block = C / (2 * threads);
         if (k->block > NAME(MAX_BLOCK)) k->block = NAME(MAX_BLOCK);
@@ -240,23 +255,20 @@ static int64_t NAME(run_runs)(call *k) {
         parallel(threads, (C + k->block - 1) / k->block, NAME(channels_task), k);
         return 0;
     }
+    /* All channels of a sample together, unless there are too many, or too few tasks for the threads. */
+    k->blocks = k->chunks % threads == 0 ? 1 : (4 * threads + k->chunks - 1) / k->chunks;
+    if (k->blocks < (C + NAME(MAX_BLOCK) - 1) / NAME(MAX_BLOCK)) k->blocks = (C + NAME(MAX_BLOCK) - 1) / NAME(MAX_BLOCK);
+    if (k->blocks > C) k->blocks = C;
     char *memory = block_for((size_t)(2 * C * k->chunks) * sizeof(double));
     if (!memory) return -1;
     k->partial = first_line(memory);
-    if (NAME(takes_moments)(a)) NAME(guess_runs)(k, 0, C);
+    if (NAME(takes_moments)(a)) parallel(threads, k->blocks, NAME(guess_block), k);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
-        parallel(threads, C * k->chunks, NAME(chunk_sums), k);
-        again = 0;
-        for (int64_t c = 0; c < C; c++) {
-            double sum = 0, product = 0;
-            for (int64_t i = c * k->chunks; i < (c + 1) * k->chunks; i++) {
-                sum += k->partial[2 * i];
-                product += k->partial[2 * i + 1];
-            }
-            again |= NAME(finish)(k, c, c + 1, &sum, &product, final);
-        }
+        parallel(threads, k->chunks * k->blocks, NAME(chunk_sums), k);
+        NAME(add_chunks)(k, C);
+        again = NAME(finish)(k, 0, C, k->partial, k->partial + C, final);
     }
-    if (NAME(needs_output)(a)) parallel(threads, C * k->chunks, NAME(chunk_write), k);
+    if (NAME(needs_output)(a)) parallel_in_order(threads, k->chunks * k->blocks, NAME(chunk_write), k, 1);
     free(memory);
     return 0;
 }
@@ -345,11 +357,10 @@ static void NAME(rows_sums)(void *context, int64_t task) {
     NAME(matrix)(k, from, to, c0, c1, &w, sums, products);
 }
 
-/* Last chunk first: it is what the first phase left in the cache. */
 static void NAME(rows_write)(void *context, int64_t task) {
     call *k = context;
     int64_t from, to, c0, c1;
-    NAME(part_of_rows)(k, k->chunks - 1 - task / k->tiles, task % k->tiles, &from, &to, &c0, &c1);
+    NAME(part_of_rows)(k, task / k->tiles, task % k->tiles, &from, &to, &c0, &c1);
     const NAME(columns) w = NAME(of_columns)(k, 0, 0, 0, 0);
     NAME(matrix)(k, from, to, c0, c1, &w, NULL, NULL);
 }
@@ -362,13 +373,13 @@ static void NAME(run_rows)(call *k) {
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
         NAME(of_columns)(k, 0, C, train, 1);
         parallel(a->threads, k->chunks * k->tiles, NAME(rows_sums), k);
-        for (int64_t t = 1; t < k->chunks; t++)
-            for (int64_t j = 0; j < 2 * k->columns; j++) k->partial[j] += k->partial[t * 2 * k->columns + j];
+        NAME(add_chunks)(k, k->columns);
         again = NAME(finish_columns)(k, 0, C, k->partial, k->partial + k->columns, final);
     }
     if (!NAME(needs_output)(a)) return;
     NAME(of_columns)(k, 0, C, 0, 1);
-    parallel(a->threads, k->chunks * k->tiles, NAME(rows_write), k);
+    /* Every thread's last chunk first: it is what the first phase left in its cache. */
+    parallel_in_order(a->threads, k->chunks * k->tiles, NAME(rows_write), k, k->chunks > 1);
 }
 
 /* At least `wanted` tiles, if there are 64 columns for each; the last one takes what would be too little for another. */
@@ -388,12 +399,11 @@ static int64_t NAME(run_matrix)(call *k) {
      * 64 rows on only rows of some pages gain by being cut. */
     const int tiled = summing && (rows < 64 || (rows <= 256 && columns >= 2048));
     /* Up to 16 threads the chunks do not depend on their number, and so neither does any bit of the result. A chunk's
-     * sums take as much memory as four rows, and somebody has to add them up; with a few longer ones there may be tiles,
-     * too, which is no loss where a vector is a whole cache line. */
-    const int lines = L == 16 && a->dtype == BN_FLOAT32 && rows * columns >= 131072;
-    const int64_t least = !summing ? 8 : lines ? 128 : 32, most = rows < 2 * least ? 1 : rows / least;
-    k->chunks = tiled ? 1 : threads > 16 ? threads : 16;
-    if (k->chunks > most) k->chunks = most;
+     * sums take as much memory as four rows, and somebody has to add them up: so only long chunks, but rather two than
+     * tiles, in which threads would write to each other's pages. */
+    const int64_t most = tiled ? 1 : threads > 16 ? threads : 16, least = summing ? 128 : 8;
+    k->chunks = !tiled && summing && rows >= 64 ? 2 : 1;
+    while (2 * k->chunks <= most && rows >= 2 * k->chunks * least) k->chunks *= 2;
     const size_t wide = k->group > 1 ? 5 * (size_t)columns * sizeof(float) : 0;
     char *memory = block_for((size_t)(2 * columns * k->chunks) * sizeof(double) + wide);
     if (!memory) return -1;

@@ -132,17 +132,6 @@ INLINE void NAME(end_stream)(void) {
 #endif
 }
 
-/* Ask for n elements from element i before they are needed, to be read or to be written. Any address will do. */
-INLINE void NAME(fetch)(const void *p, int64_t i, int64_t n, int bf16) {
-    const int64_t size = bf16 ? 2 : 4;
-    for (int64_t at = i * size; at < (i + n) * size; at += 64) __builtin_prefetch((const char *)p + at);
-}
-
-INLINE void NAME(fetch_to_write)(void *p, int64_t i, int64_t n, int bf16) {
-    const int64_t size = bf16 ? 2 : 4;
-    for (int64_t at = i * size; at < (i + n) * size; at += 64) __builtin_prefetch((char *)p + at, 1);
-}
-
 INLINE double NAME(total)(vdh v) {
     double lanes[L / 2];
     memcpy(lanes, &v, sizeof lanes);
