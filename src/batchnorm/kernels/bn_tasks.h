@@ -225,14 +225,16 @@ static void NAME(stream_write)(void *context, int64_t task) {
 /* Into how many chunks of samples the sums fall, or 1: whole channels, one after the other. Up to 16 threads it does not
  * depend on their number, and so neither does any bit of the result. */
 static int64_t NAME(chunks_of_runs)(const bn_args *a, int64_t all) {
-    const int64_t most = a->threads > 16 ? a->threads : 16, values = a->batch * a->positions;
-    const int64_t bytes = size_of_x(a), run = bytes / (a->batch * a->channels);
+    const int64_t most = a->threads > 16 ? a->threads : 16;
+    const int64_t bytes = size_of_x(a), channel = bytes / a->channels, run = channel / a->batch;
     int64_t chunks = 1;
     /* Memory is fastest from end to end, even if it is read twice. Two exceptions: runs that are long stretches of memory
      * by themselves, where the second reading would come from beyond the caches; and channels of so few values that a sum
      * for every chunk costs more than it saves. */
-    if (run < (32 << 10) || bytes <= (32 << 20))
-        while (2 * chunks <= most && 2 * chunks <= all && values >= 2 * chunks * 192) chunks *= 2;
+    if (run < (32 << 10) || bytes <= (32 << 20)) {
+        if (all >= 2 && channel >= 1536) chunks = 2;
+        while (2 * chunks <= most && 2 * chunks <= all && channel >= 2 * chunks * 2048) chunks *= 2;
+    }
     if (chunks > 1 || a->channels >= 4 * most) return chunks;
     return all < most ? all : most; /* so few channels that threads could idle */
 }
