@@ -27,7 +27,7 @@ static const shape shapes[] = {
     /* larger than one thread does alone: without a thread pool, all tasks run here one after another */
     {9, 2, 931, 3}, {5, 1, 3300, 4}, {1, 1, 65536, 3}, {1, 1, 70003, 2}, {3, 70, 80, 2}, {63, 270, 1, 3},
     {70, 250, 1, 3}, {70, 50, 5, 4}, {130, 133, 1, 3}, {260, 67, 1, 4}, {1100, 17, 1, 3}, {40, 60, 7, 5},
-    {400, 15, 3, 2}, {2, 4100, 2, 3},
+    {400, 15, 3, 2}, {2, 4100, 2, 3}, {40, 257, 16, 17}, {3, 600, 33, 5},
     /* wide enough for tiles beside chunks */
     {66, 2100, 1, 3}, {390, 350, 1, 2},
 };

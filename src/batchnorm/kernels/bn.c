@@ -95,9 +95,11 @@ typedef struct {
     double *mean, *var;           /* per channel; the variance is biased */
     float *shift;                 /* per channel: a guess of the mean, which the sums are taken around */
     float *grad_x, *grad_1;       /* backward: dx = (g + grad_x*(x - mean) + grad_1) * scale, per channel */
-    int64_t block, blocks;        /* runs: channels per task, and how many blocks of them there are */
+    int64_t block, blocks;        /* runs: channels per task that does them alone, or how many parts all of them fall into */
     int64_t rows, columns, group; /* matrix: columns = channels * group; group 0 means runs */
-    int64_t chunks;               /* matrix: chunks of rows; runs: chunks per channel */
+    int64_t chunks;               /* of rows; runs: of samples */
+    int final;                    /* runs: whether sums are not taken again */
+    _Atomic int again;            /* runs: whether some channel needs it */
     int64_t tile, tiles;          /* matrix: channels per tile, and how many tiles */
     float *wide[5];               /* matrix, group > 1: coefficients repeated for every column */
     double *partial;              /* sums that several tasks make together */

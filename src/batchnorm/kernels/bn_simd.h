@@ -1,11 +1,14 @@
 /* The arithmetic, for vectors of BN_LANES floats; bn.c includes this file once per instruction set.
  *
  * Two views of the tensor serve all layouts:
- *   - "runs": [batch][channels][positions] with many positions. A channel is `batch` runs of contiguous floats. One
- *     task does a channel from its sums to its output, so the second sweep finds the data in the cache. A channel is
- *     cut into pieces only if there are too few channels for the threads.
+ *   - "runs": [batch][channels][positions] with many positions. A channel is `batch` runs of contiguous floats.
+ *     Both sweeps go through memory in its order, a chunk of samples per thread; long runs of a tensor past the caches,
+ *     and short channels, go one channel after the other, from its sums to its output.
  *   - "matrix": rows of columns, a vector holding neighbouring columns. The channel-last layout is one (columns are
  *     channels), and so is a batch with few positions (columns are channel x position, added up per channel).
+ *
+ * A thread has the same part of the tensors in both sweeps and in every call: to write a line that another core has, too,
+ * takes ten times as long.
  *
  * Two sweeps make every operation. The first takes two sums per channel, of u and of u*d with d = x - centre:
  *   forward   u = d              centre = a guess of the mean (d and d*d give the moments)

@@ -109,10 +109,13 @@ static int NAME(needs_sums)(const bn_args *a) {
 
 static int NAME(needs_output)(const bn_args *a) { return a->operation != BN_MOMENTS && a->operation != BN_GRAD_SUMS; }
 
-/* The sums of all chunks, in the place of the first. */
-static void NAME(add_chunks)(call *k, int64_t columns) {
-    for (int64_t t = 1; t < k->chunks; t++)
-        for (int64_t j = 0; j < 2 * columns; j++) k->partial[j] += k->partial[t * 2 * columns + j];
+/* The sums of all chunks, in the place of the first: columns from..to. */
+static void NAME(add_chunks)(call *k, int64_t columns, int64_t from, int64_t to) {
+    for (int64_t t = 1; t < k->chunks; t++) {
+        double *sums = k->partial, *products = sums + columns, *more = sums + t * 2 * columns;
+        for (int64_t j = from; j < to; j++) sums[j] += more[j];
+        for (int64_t j = from; j < to; j++) products[j] += more[columns + j];
+    }
 }
 
 /* ---- tasks on runs ------------------------------------------------------------------------------------------ */
@@ -183,7 +186,7 @@ static void NAME(channels_task)(void *context, int64_t task) {
     NAME(runs)(a, c0, c1, 0, all, &w, NULL);
 }
 
-/* The same in two phases, in the order of memory: task = chunk of samples * blocks of channels + block. */
+/* The same in two phases, sample by sample: task = chunk of samples (or of their pieces) * blocks of channels + block. */
 static void NAME(part_of_runs)(const call *k, int64_t task, int64_t *c0, int64_t *c1, int64_t *from, int64_t *to) {
     const int64_t all = k->a->batch * NAME(pieces)(k->a), chunk = task / k->blocks, block = task % k->blocks;
     *c0 = block * k->a->channels / k->blocks;
@@ -214,6 +217,16 @@ static void NAME(chunk_write)(void *context, int64_t task) {
     NAME(runs)(k->a, c0, c1, from, to, &w, NULL);
 }
 
+/* Usually next to nothing; but channels whose sums overflow are read again, number by number. */
+static int64_t NAME(parts_to_finish)(const call *k) { return (k->a->channels + 15) / 16; }
+
+static void NAME(finish_part)(void *context, int64_t task) {
+    call *k = context;
+    const int64_t C = k->a->channels, c0 = task * 16, c1 = c0 + 16 < C ? c0 + 16 : C;
+    NAME(add_chunks)(k, C, c0, c1);
+    if (NAME(finish)(k, c0, c1, k->partial + c0, k->partial + C + c0, k->final)) atomic_store(&k->again, 1);
+}
+
 /* Nothing to sum: memory from end to end, all channels of some runs. */
 static void NAME(stream_write)(void *context, int64_t task) {
     call *k = context;
@@ -227,16 +240,14 @@ static void NAME(stream_write)(void *context, int64_t task) {
 static int64_t NAME(chunks_of_runs)(const bn_args *a, int64_t all) {
     const int64_t most = a->threads > 16 ? a->threads : 16;
     const int64_t bytes = size_of_x(a), channel = bytes / a->channels, run = channel / a->batch;
-    int64_t chunks = 1;
-    /* Memory is fastest from end to end, even if it is read twice. Two exceptions: runs that are long stretches of memory
-     * by themselves, where the second reading would come from beyond the caches; and channels of so few values that a sum
-     * for every chunk costs more than it saves. */
-    if (run < (32 << 10) || bytes <= (32 << 20)) {
-        if (all >= 2 && channel >= 1536) chunks = 2;
-        while (2 * chunks <= most && 2 * chunks <= all && channel >= 2 * chunks * 2048) chunks *= 2;
-    }
-    if (chunks > 1 || a->channels >= 4 * most) return chunks;
-    return all < most ? all : most; /* so few channels that threads could idle */
+    /* Memory is fastest from end to end, even if it is read twice. Two exceptions. Where runs are long stretches of memory
+     * by themselves, and the second reading would come from beyond the caches, channels go one after the other, if there
+     * are enough of them for the threads. */
+    if (run >= (32 << 10) && bytes > (32 << 20)) return a->channels >= 4 * most ? 1 : all < most ? all : most;
+    /* And channels may have so few values that a sum for every chunk costs more than it saves. */
+    int64_t chunks = all >= 2 && channel >= 1536 ? 2 : 1;
+    while (2 * chunks <= most && 2 * chunks <= all && channel >= 2 * chunks * 2048) chunks *= 2;
+    return chunks;
 }
 
 static int64_t NAME(run_runs)(call *k) {
@@ -257,8 +268,9 @@ static int64_t NAME(run_runs)(call *k) {
         parallel(threads, (C + k->block - 1) / k->block, NAME(channels_task), k);
         return 0;
     }
-    /* All channels of a sample together, unless there are too many, or too few tasks for the threads. */
-    k->blocks = k->chunks % threads == 0 ? 1 : (4 * threads + k->chunks - 1) / k->chunks;
+    /* All channels of a sample together, unless there are too many, or threads would get unequal shares. */
+    const int equal = k->chunks % threads == 0 && (all % threads == 0 || all >= 8 * threads);
+    k->blocks = equal ? 1 : (4 * threads + k->chunks - 1) / k->chunks;
     if (k->blocks < (C + NAME(MAX_BLOCK) - 1) / NAME(MAX_BLOCK)) k->blocks = (C + NAME(MAX_BLOCK) - 1) / NAME(MAX_BLOCK);
     if (k->blocks > C) k->blocks = C;
     char *memory = block_for((size_t)(2 * C * k->chunks) * sizeof(double));
@@ -267,10 +279,12 @@ static int64_t NAME(run_runs)(call *k) {
     if (NAME(takes_moments)(a)) parallel(threads, k->blocks, NAME(guess_block), k);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
         parallel(threads, k->chunks * k->blocks, NAME(chunk_sums), k);
-        NAME(add_chunks)(k, C);
-        again = NAME(finish)(k, 0, C, k->partial, k->partial + C, final);
+        k->final = final;
+        atomic_store(&k->again, 0);
+        parallel(threads, NAME(parts_to_finish)(k), NAME(finish_part), k);
+        again = atomic_load(&k->again);
     }
-    if (NAME(needs_output)(a)) parallel_in_order(threads, k->chunks * k->blocks, NAME(chunk_write), k, 1);
+    if (NAME(needs_output)(a)) parallel_in_order(threads, k->chunks * k->blocks, NAME(chunk_write), k, NAME(needs_sums)(a));
     free(memory);
     return 0;
 }
@@ -375,13 +389,13 @@ static void NAME(run_rows)(call *k) {
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
         NAME(of_columns)(k, 0, C, train, 1);
         parallel(a->threads, k->chunks * k->tiles, NAME(rows_sums), k);
-        NAME(add_chunks)(k, k->columns);
+        NAME(add_chunks)(k, k->columns, 0, k->columns);
         again = NAME(finish_columns)(k, 0, C, k->partial, k->partial + k->columns, final);
     }
     if (!NAME(needs_output)(a)) return;
     NAME(of_columns)(k, 0, C, 0, 1);
     /* Every thread's last chunk first: it is what the first phase left in its cache. */
-    parallel_in_order(a->threads, k->chunks * k->tiles, NAME(rows_write), k, k->chunks > 1);
+    parallel_in_order(a->threads, k->chunks * k->tiles, NAME(rows_write), k, NAME(needs_sums)(a) && k->chunks > 1);
 }
 
 /* At least `wanted` tiles, if there are 64 columns for each; the last one takes what would be too little for another. */
