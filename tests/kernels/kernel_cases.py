@@ -27,9 +27,9 @@ TOLERANCE = {
     ("torch", torch.bfloat16): 4e-2,
 }
 # Above the 16,384 elements that one thread does alone. Runs go by chunks of samples, with all channels or blocks of up
-# to 256, long ones in pieces; many channels of less than 1.5 KB go one after the other. Few rows of a matrix go by tiles
-# of columns (up to 63, or 256 if they are 2,048 columns wide), more by chunks of rows; chunks that are fewer than the
-# threads are cut into tiles.
+# to 256, long ones in pieces; many channels of less than 1.5 KB go one after the other. Few rows of a matrix go by
+# tiles of columns (up to 63, or 256 if they are 2,048 columns wide), more by chunks of rows; chunks that are fewer than
+# the threads are cut into tiles.
 LARGE = {
     "runs, channels shared out": ((8, 70, 40), "contiguous"),
     "runs, uneven chunks of samples": ((70, 40, 60), "contiguous"),
