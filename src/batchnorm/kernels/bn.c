@@ -95,7 +95,7 @@ typedef struct {
     double *mean, *var;           /* per channel; the variance is biased */
     float *shift;                 /* per channel: a guess of the mean, which the sums are taken around */
     float *grad_x, *grad_1;       /* backward: dx = (g + grad_x*(x - mean) + grad_1) * scale, per channel */
-    int64_t block, blocks;        /* runs: channels per task that does them alone, or how many parts all of them fall into */
+    int64_t block, blocks;        /* runs: channels per task that finishes them; how many parts a sample falls into */
     int64_t rows, columns, group; /* matrix: columns = channels * group; group 0 means runs */
     int64_t chunks;               /* of rows; runs: of samples */
     int final;                    /* runs: whether sums are not taken again */

@@ -218,11 +218,9 @@ static void NAME(chunk_write)(void *context, int64_t task) {
 }
 
 /* Usually next to nothing; but channels whose sums overflow are read again, number by number. */
-static int64_t NAME(parts_to_finish)(const call *k) { return (k->a->channels + 15) / 16; }
-
 static void NAME(finish_part)(void *context, int64_t task) {
     call *k = context;
-    const int64_t C = k->a->channels, c0 = task * 16, c1 = c0 + 16 < C ? c0 + 16 : C;
+    const int64_t C = k->a->channels, c0 = task * k->block, c1 = c0 + k->block < C ? c0 + k->block : C;
     NAME(add_chunks)(k, C, c0, c1);
     if (NAME(finish)(k, c0, c1, k->partial + c0, k->partial + C + c0, k->final)) atomic_store(&k->again, 1);
 }
@@ -273,6 +271,7 @@ static int64_t NAME(run_runs)(call *k) {
     k->blocks = equal ? 1 : (4 * threads + k->chunks - 1) / k->chunks;
     if (k->blocks < (C + NAME(MAX_BLOCK) - 1) / NAME(MAX_BLOCK)) k->blocks = (C + NAME(MAX_BLOCK) - 1) / NAME(MAX_BLOCK);
     if (k->blocks > C) k->blocks = C;
+    k->block = 16;
     char *memory = block_for((size_t)(2 * C * k->chunks) * sizeof(double));
     if (!memory) return -1;
     k->partial = first_line(memory);
@@ -281,7 +280,7 @@ static int64_t NAME(run_runs)(call *k) {
         parallel(threads, k->chunks * k->blocks, NAME(chunk_sums), k);
         k->final = final;
         atomic_store(&k->again, 0);
-        parallel(threads, NAME(parts_to_finish)(k), NAME(finish_part), k);
+        parallel(threads, (C + k->block - 1) / k->block, NAME(finish_part), k);
         again = atomic_load(&k->again);
     }
     if (NAME(needs_output)(a)) parallel_in_order(threads, k->chunks * k->blocks, NAME(chunk_write), k, NAME(needs_sums)(a));
@@ -418,7 +417,7 @@ static int64_t NAME(run_matrix)(call *k) {
      * sums take as much memory as four rows, and somebody has to add them up: so only long chunks, but rather two than
      * tiles, in which threads would write to each other's pages. */
     const int64_t most = tiled ? 1 : threads > 16 ? threads : 16, least = summing ? 128 : 8;
-    k->chunks = !tiled && summing && rows >= 64 ? 2 : 1;
+    k->chunks = summing && !tiled ? 2 : 1;
     while (2 * k->chunks <= most && rows >= 2 * k->chunks * least) k->chunks *= 2;
     const size_t wide = k->group > 1 ? 5 * (size_t)columns * sizeof(float) : 0;
     char *memory = block_for((size_t)(2 * columns * k->chunks) * sizeof(double) + wide);
