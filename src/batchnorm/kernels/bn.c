@@ -15,6 +15,9 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
+#if !defined(_WIN32)
+#include <sched.h>
+#endif
 
 /* With a check at every access, copies of everything take a quarter of an hour to compile. */
 #if defined(__has_feature)
@@ -28,7 +31,29 @@
 #define INLINE static inline __attribute__((always_inline))
 #endif
 
+/* Before a loop: what it writes in one round, it does not read in another. Compilers cannot know it of many rows. */
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define INDEPENDENT
+#endif
+
 /* ---- threads ------------------------------------------------------------------------------------------------ */
+
+/* While waiting: leave the core to its other half, or to whoever has none. */
+static void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static void yield(void) {
+#if !defined(_WIN32)
+    sched_yield();
+#endif
+}
 
 typedef void (*task_fn)(void *context, int64_t task);
 typedef void (*gomp_parallel_fn)(void (*)(void *), void *, unsigned, unsigned);
@@ -39,45 +64,77 @@ static thread_number_fn thread_number;
 
 enum { MAX_THREADS = 256 };
 
+/* What all threads do before any of them goes on: so many tasks, in this order or the other. */
 typedef struct {
     task_fn run;
-    void *context;
-    int64_t tasks, threads;
+    int64_t tasks;
     int backwards;
-    struct {
-        _Atomic int64_t next;
-        char apart[64 - sizeof(int64_t)]; /* counters that do not share a cache line */
-    } share[MAX_THREADS];
+} phase;
+
+typedef struct {
+    _Atomic int64_t value;
+    char apart[64 - sizeof(int64_t)]; /* counters that do not share a cache line */
+} counter;
+
+enum { MAX_PHASES = 4 };
+
+typedef struct {
+    const phase *phases;
+    int64_t count, threads;
+    void *context;
+    counter done[MAX_PHASES];
+    counter next[MAX_PHASES][MAX_THREADS];
 } job;
 
+static void wait_for(const counter *done, int64_t tasks) {
+    for (int64_t spins = 0; atomic_load_explicit(&done->value, memory_order_acquire) < tasks; spins++)
+        if (spins < 4096) relax();
+        else yield(); /* somebody with work of ours has no core */
+}
+
 /* Every thread has a share of neighbouring tasks, the same one in every call, so that it meets its own data in its own
- * cache; when it is through, it helps the others, so that a thread that the system holds up holds up nobody. Which
- * thread runs a task never changes a result. */
+ * cache; when it is through, it helps the others, so that a thread that the system holds up, or does not start, holds up
+ * nobody. Which thread runs a task never changes a result. A phase ends with its last task, not with its last thread:
+ * starting and ending the threads for every phase takes longer. */
 static void work(void *data) {
     job *j = data;
     const int64_t me = j->threads > 1 ? thread_number() : 0;
-    for (int64_t i = 0; i < j->threads; i++) {
-        const int64_t s = (me + i) % j->threads, from = s * j->tasks / j->threads, end = (s + 1) * j->tasks / j->threads;
-        for (int64_t t; (t = atomic_fetch_add_explicit(&j->share[s].next, 1, memory_order_relaxed)) < end;)
-            j->run(j->context, j->backwards ? from + end - 1 - t : t);
+    for (int64_t p = 0; p < j->count; p++) {
+        const phase *now = &j->phases[p];
+        int64_t ran = 0;
+        for (int64_t i = 0; i < j->threads; i++) {
+            const int64_t s = (me + i) % j->threads;
+            const int64_t from = s * now->tasks / j->threads, end = (s + 1) * now->tasks / j->threads;
+            for (int64_t t; (t = atomic_fetch_add_explicit(&j->next[p][s].value, 1, memory_order_relaxed)) < end; ran++)
+                now->run(j->context, now->backwards ? from + end - 1 - t : t);
+        }
+        if (ran) atomic_fetch_add_explicit(&j->done[p].value, ran, memory_order_acq_rel);
+        if (p + 1 < j->count) wait_for(&j->done[p], now->tasks);
     }
 }
 
-static void parallel_in_order(int64_t threads, int64_t tasks, task_fn run, void *context, int backwards) {
-    if (threads > tasks) threads = tasks;
+static void parallel_phases(int64_t threads, const phase *phases, int64_t count, void *context) {
+    int64_t most = 1;
+    for (int64_t p = 0; p < count; p++) most = phases[p].tasks > most ? phases[p].tasks : most;
+    if (threads > most) threads = most;
     if (threads > MAX_THREADS) threads = MAX_THREADS;
     if (threads <= 1 || !gomp_parallel) {
-        for (int64_t t = 0; t < tasks; t++) run(context, backwards ? tasks - 1 - t : t);
+        for (int64_t p = 0; p < count; p++)
+            for (int64_t t = 0; t < phases[p].tasks; t++)
+                phases[p].run(context, phases[p].backwards ? phases[p].tasks - 1 - t : t);
         return;
     }
     job j;
-    j.run = run, j.context = context, j.tasks = tasks, j.threads = threads, j.backwards = backwards;
-    for (int64_t s = 0; s < threads; s++) atomic_init(&j.share[s].next, s * tasks / threads);
+    j.phases = phases, j.count = count, j.threads = threads, j.context = context;
+    for (int64_t p = 0; p < count; p++) {
+        atomic_init(&j.done[p].value, 0);
+        for (int64_t s = 0; s < threads; s++) atomic_init(&j.next[p][s].value, s * phases[p].tasks / threads);
+    }
     gomp_parallel(work, &j, (unsigned)threads, 0);
 }
 
 static void parallel(int64_t threads, int64_t tasks, task_fn run, void *context) {
-    parallel_in_order(threads, tasks, run, context, 0);
+    parallel_phases(threads, &(phase){run, tasks, 0}, 1, context);
 }
 
 void bn_use_openmp(void *parallel_entry, void *number_entry) {
@@ -95,11 +152,11 @@ typedef struct {
     double *mean, *var;           /* per channel; the variance is biased */
     float *shift;                 /* per channel: a guess of the mean, which the sums are taken around */
     float *grad_x, *grad_1;       /* backward: dx = (g + grad_x*(x - mean) + grad_1) * scale, per channel */
-    int64_t block, blocks;        /* runs: channels per task that finishes them; how many parts a sample falls into */
+    int64_t block, blocks;        /* runs: channels of a task that takes them whole; how many parts a sample falls into */
     int64_t rows, columns, group; /* matrix: columns = channels * group; group 0 means runs */
     int64_t chunks;               /* of rows; runs: of samples */
-    int final;                    /* runs: whether sums are not taken again */
-    _Atomic int again;            /* runs: whether some channel needs it */
+    int final;                    /* whether sums are not taken again */
+    _Atomic int again;            /* whether some channel needs it */
     int64_t tile, tiles;          /* matrix: channels per tile, and how many tiles */
     float *wide[5];               /* matrix, group > 1: coefficients repeated for every column */
     double *partial;              /* sums that several tasks make together */
@@ -216,7 +273,10 @@ static int doubtful_moments(call *k, int64_t c, double sum, double squares, int 
 static int64_t update_running(call *k) {
     const bn_args *a = k->a;
     const double bessel = k->count > 1 ? k->count / (k->count - 1) : 1.0, keep = 1.0 - a->momentum;
+    int64_t bad = 0;
     for (int64_t c = 0; c < a->channels; c++)
+        bad += !isfinite((float)k->mean[c]) | !isfinite((float)(k->var[c] * bessel));
+    for (int64_t c = 0; bad; c++)
         if (!isfinite((float)k->mean[c]) || !isfinite((float)(k->var[c] * bessel))) return c + 1;
     for (int64_t c = 0; a->running_mean && c < a->channels; c++)
         a->running_mean[c] = (float)(a->momentum * k->mean[c] + keep * (double)a->running_mean[c]);

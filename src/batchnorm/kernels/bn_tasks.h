@@ -15,8 +15,8 @@ static NAME(columns) NAME(of_channels)(const call *k, int shifted) {
 INLINE void NAME(coefficient_loop)(const call *k, int64_t c0, int64_t c1, const float *weight, const float *bias) {
     const int64_t C = k->a->channels;
     const double eps = k->a->eps, *means = k->mean, *vars = k->var;
-    float *restrict saved = k->a->saved;
-    for (int64_t c = c0; c < c1; c++) {
+    float *saved = k->a->saved;
+    INDEPENDENT for (int64_t c = c0; c < c1; c++) {
         double mean = means[c], invstd = 1.0 / sqrt(vars[c] + eps), scale = weight ? invstd * (double)weight[c] : invstd;
         float high = (float)mean;
         double low = mean - (double)high;
@@ -109,20 +109,9 @@ static int NAME(needs_sums)(const bn_args *a) {
 
 static int NAME(needs_output)(const bn_args *a) { return a->operation != BN_MOMENTS && a->operation != BN_GRAD_SUMS; }
 
-/* The sums of all chunks, in the place of the first: columns from..to. */
-static void NAME(add_chunks)(call *k, int64_t columns, int64_t from, int64_t to) {
-    for (int64_t t = 1; t < k->chunks; t++) {
-        double *sums = k->partial, *products = sums + columns, *more = sums + t * 2 * columns;
-        for (int64_t j = from; j < to; j++) sums[j] += more[j];
-        for (int64_t j = from; j < to; j++) products[j] += more[columns + j];
-    }
-}
+/* ---- a guess of the mean ------------------------------------------------------------------------------------- */
 
-/* ---- tasks on runs ------------------------------------------------------------------------------------------ */
-
-enum { NAME(MAX_BLOCK) = 256 };
-
-/* The same with a mask: from the first marked stretch of four runs. */
+/* From the first marked stretch of four runs. */
 static void NAME(guess_marked)(call *k, int64_t c0, int64_t c1) {
     const bn_args *a = k->a;
     for (int64_t c = c0; c < c1; c++) {
@@ -138,7 +127,7 @@ static void NAME(guess_marked)(call *k, int64_t c0, int64_t c1) {
     }
 }
 
-/* A guess of the mean from the middle of four runs. */
+/* From the middle of four runs. */
 static void NAME(guess_runs)(call *k, int64_t c0, int64_t c1) {
     const bn_args *a = k->a;
     const int64_t S = a->positions, middle = (S - L) / 2;
@@ -156,6 +145,123 @@ static void NAME(guess_runs)(call *k, int64_t c0, int64_t c1) {
         k->shift[c] = isfinite(guess) ? guess : 0;
     }
 }
+
+/* From eight rows spread over the batch, or the marked ones that follow them. */
+static void NAME(guess_columns)(call *k, int64_t c0, int64_t c1) {
+    const bn_args *a = k->a;
+    const int64_t g = k->group;
+    int64_t count = 0;
+    for (int64_t c = c0; c < c1; c++) k->shift[c] = 0;
+    for (int j = 0; j < 8; j++) {
+        int64_t n = j * k->rows / 8, end, c = c0;
+        if (!next_span(a->mask, &n, &end, k->rows)) break;
+        count += g;
+        for (; g == 1 && c + L <= c1; c += L) {
+            vf sum = NAME(loadf)(k->shift + c) + NAME(load)(a->x, n * k->columns + c, a->dtype == BN_BFLOAT16);
+            NAME(store)(k->shift, c, sum, 0, 0);
+        }
+        for (; c < c1; c++)
+            for (int64_t s = 0; s < g; s++) k->shift[c] += (float)element(a, n, c, s);
+    }
+    for (int64_t c = c0; c < c1; c++) k->shift[c] = count && isfinite(k->shift[c]) ? k->shift[c] / (float)count : 0;
+}
+
+static void NAME(guess)(call *k, int64_t c0, int64_t c1) {
+    if (k->group) NAME(guess_columns)(k, c0, c1);
+    else NAME(guess_runs)(k, c0, c1);
+}
+
+/* ---- coefficients and sums of columns -------------------------------------------------------------------------- */
+
+/* How many of the coefficients there are after the sums, and before them. */
+static int NAME(coefficients_after)(const bn_args *a) { return a->operation >= BN_BACKWARD_TRAIN ? 5 : 3; }
+static int NAME(coefficients_before)(const bn_args *a) { return NAME(needs_sums)(a) ? 3 : NAME(coefficients_after)(a); }
+
+/* Coefficients as the columns see them: the channels' own, or copies with every value repeated. So many of them are copied
+ * now, for channels c0..c1. */
+static NAME(columns) NAME(of_columns)(call *k, int64_t c0, int64_t c1, int shifted, int copied) {
+    const NAME(columns) own = NAME(of_channels)(k, shifted);
+    if (k->group <= 1) return own;
+    const float *from[5] = {own.centre, own.scale, own.offset, own.grad_x, own.grad_1};
+    for (int j = 0; j < copied; j++)
+        for (int64_t c = c0; c < c1; c++)
+            for (int64_t s = 0; s < k->group; s++) k->wide[j][c * k->group + s] = from[j][c];
+    return (NAME(columns)){k->wide[0], k->wide[1], k->wide[2], k->wide[3], k->wide[4]};
+}
+
+/* Finish channels c0..c1 from the sums of their columns, which are first added up per channel, in place. */
+static int NAME(finish_columns)(call *k, int64_t c0, int64_t c1, double *sums, double *products, int final) {
+    for (int64_t c = 0; k->group > 1 && c < c1 - c0; c++) {
+        double s = 0, p = 0;
+        for (int64_t j = c * k->group; j < (c + 1) * k->group; j++) s += sums[j], p += products[j];
+        sums[c] = s;
+        products[c] = p;
+    }
+    return NAME(finish)(k, c0, c1, sums, products, final);
+}
+
+/* The sums of all chunks, in the place of the first: columns from..to. */
+static void NAME(add_chunks)(call *k, int64_t from, int64_t to) {
+    for (int64_t t = 1; t < k->chunks; t++) {
+        double *sums = k->partial, *products = sums + k->columns, *more = sums + t * 2 * k->columns;
+        for (int64_t j = from; j < to; j++) sums[j] += more[j];
+        for (int64_t j = from; j < to; j++) products[j] += more[k->columns + j];
+    }
+}
+
+/* ---- both sweeps, a chunk after the other ------------------------------------------------------------------------ */
+
+/* Channels of a task that has nothing to do with elements. */
+enum { NAME(PART) = 64 };
+
+static void NAME(part_of_channels)(const call *k, int64_t task, int64_t *c0, int64_t *c1) {
+    *c0 = task * NAME(PART);
+    *c1 = *c0 + NAME(PART) < k->a->channels ? *c0 + NAME(PART) : k->a->channels;
+}
+
+static void NAME(prepare_part)(void *context, int64_t task) {
+    call *k = context;
+    const int train = NAME(takes_moments)(k->a);
+    int64_t c0, c1;
+    NAME(part_of_channels)(k, task, &c0, &c1);
+    if (train && !k->final) NAME(guess)(k, c0, c1);
+    NAME(of_columns)(k, c0, c1, train, NAME(coefficients_before)(k->a));
+}
+
+/* Usually next to nothing; but channels whose sums overflow are read again, number by number. */
+static void NAME(finish_part)(void *context, int64_t task) {
+    call *k = context;
+    const int64_t g = k->columns / k->a->channels;
+    int64_t c0, c1;
+    NAME(part_of_channels)(k, task, &c0, &c1);
+    NAME(add_chunks)(k, c0 * g, c1 * g);
+    double *sums = k->partial + c0 * g, *products = sums + k->columns;
+    if (NAME(finish_columns)(k, c0, c1, sums, products, k->final)) atomic_store(&k->again, 1);
+    else NAME(of_columns)(k, c0, c1, 0, NAME(coefficients_after)(k->a));
+}
+
+/* Sums, coefficients, output, each in `tasks` parts of the tensor; the output backwards, because a thread's last part is
+ * what the sums left in its cache. */
+static void NAME(two_sweeps)(call *k, task_fn sums, task_fn write, int64_t tasks) {
+    const bn_args *a = k->a;
+    const int64_t parts = (a->channels + NAME(PART) - 1) / NAME(PART);
+    const int summing = NAME(needs_sums)(a);
+    do {
+        phase phases[MAX_PHASES];
+        int64_t count = 0;
+        atomic_store(&k->again, 0);
+        if (NAME(takes_moments)(a) || k->group > 1) phases[count++] = (phase){NAME(prepare_part), parts, 0};
+        if (summing) phases[count++] = (phase){sums, tasks, 0};
+        if (summing) phases[count++] = (phase){NAME(finish_part), parts, 0};
+        if (NAME(needs_output)(a)) phases[count++] = (phase){write, tasks, summing};
+        parallel_phases(a->threads, phases, count, k);
+        k->final = 1;
+    } while (atomic_load(&k->again));
+}
+
+/* ---- tasks on runs ------------------------------------------------------------------------------------------ */
+
+enum { NAME(MAX_BLOCK) = 256 };
 
 /* Sums of channels c0..c1 over the runs from..to, as plain doubles. */
 static void NAME(run_sums)(call *k, int64_t c0, int64_t c1, int64_t from, int64_t to, double *sums, double *products) {
@@ -176,7 +282,7 @@ static void NAME(channels_task)(void *context, int64_t task) {
     const int64_t all = a->batch * NAME(pieces)(a), c0 = task * k->block;
     const int64_t c1 = c0 + k->block < a->channels ? c0 + k->block : a->channels;
     double sums[NAME(MAX_BLOCK)], products[NAME(MAX_BLOCK)];
-    if (NAME(takes_moments)(a)) NAME(guess_runs)(k, c0, c1);
+    if (NAME(takes_moments)(a)) NAME(guess)(k, c0, c1);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
         NAME(run_sums)(k, c0, c1, 0, all, sums, products);
         again = NAME(finish)(k, c0, c1, sums, products, final);
@@ -195,12 +301,6 @@ static void NAME(part_of_runs)(const call *k, int64_t task, int64_t *c0, int64_t
     *to = (chunk + 1) * all / k->chunks;
 }
 
-static void NAME(guess_block)(void *context, int64_t task) {
-    call *k = context;
-    const int64_t C = k->a->channels;
-    NAME(guess_runs)(k, task * C / k->blocks, (task + 1) * C / k->blocks);
-}
-
 static void NAME(chunk_sums)(void *context, int64_t task) {
     call *k = context;
     int64_t c0, c1, from, to;
@@ -211,18 +311,11 @@ static void NAME(chunk_sums)(void *context, int64_t task) {
 
 static void NAME(chunk_write)(void *context, int64_t task) {
     call *k = context;
+    if (atomic_load(&k->again)) return;
     int64_t c0, c1, from, to;
     NAME(part_of_runs)(k, task, &c0, &c1, &from, &to);
     const NAME(columns) w = NAME(of_channels)(k, 0);
     NAME(runs)(k->a, c0, c1, from, to, &w, NULL);
-}
-
-/* Usually next to nothing; but channels whose sums overflow are read again, number by number. */
-static void NAME(finish_part)(void *context, int64_t task) {
-    call *k = context;
-    const int64_t C = k->a->channels, c0 = task * k->block, c1 = c0 + k->block < C ? c0 + k->block : C;
-    NAME(add_chunks)(k, C, c0, c1);
-    if (NAME(finish)(k, c0, c1, k->partial + c0, k->partial + C + c0, k->final)) atomic_store(&k->again, 1);
 }
 
 /* Nothing to sum: memory from end to end, all channels of some runs. */
@@ -271,66 +364,15 @@ static int64_t NAME(run_runs)(call *k) {
     k->blocks = equal ? 1 : (4 * threads + k->chunks - 1) / k->chunks;
     if (k->blocks < (C + NAME(MAX_BLOCK) - 1) / NAME(MAX_BLOCK)) k->blocks = (C + NAME(MAX_BLOCK) - 1) / NAME(MAX_BLOCK);
     if (k->blocks > C) k->blocks = C;
-    k->block = 16;
     char *memory = block_for((size_t)(2 * C * k->chunks) * sizeof(double));
     if (!memory) return -1;
     k->partial = first_line(memory);
-    if (NAME(takes_moments)(a)) parallel(threads, k->blocks, NAME(guess_block), k);
-    for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
-        parallel(threads, k->chunks * k->blocks, NAME(chunk_sums), k);
-        k->final = final;
-        atomic_store(&k->again, 0);
-        parallel(threads, (C + k->block - 1) / k->block, NAME(finish_part), k);
-        again = atomic_load(&k->again);
-    }
-    if (NAME(needs_output)(a)) parallel_in_order(threads, k->chunks * k->blocks, NAME(chunk_write), k, NAME(needs_sums)(a));
+    NAME(two_sweeps)(k, NAME(chunk_sums), NAME(chunk_write), k->chunks * k->blocks);
     free(memory);
     return 0;
 }
 
 /* ---- tasks on the matrix ------------------------------------------------------------------------------------ */
-
-/* Coefficients as the columns see them: the channels' own, or copies with every value repeated. */
-static NAME(columns) NAME(of_columns)(call *k, int64_t c0, int64_t c1, int shifted, int fill) {
-    const NAME(columns) own = NAME(of_channels)(k, shifted);
-    if (k->group == 1) return own;
-    const float *from[5] = {own.centre, own.scale, own.offset, own.grad_x, own.grad_1};
-    for (int j = 0; fill && j < 5; j++)
-        for (int64_t c = c0; c < c1; c++)
-            for (int64_t s = 0; s < k->group; s++) k->wide[j][c * k->group + s] = from[j][c];
-    return (NAME(columns)){k->wide[0], k->wide[1], k->wide[2], k->wide[3], k->wide[4]};
-}
-
-/* A guess of the mean from eight rows spread over the batch, or the marked ones that follow them. */
-static void NAME(guess_columns)(call *k, int64_t c0, int64_t c1) {
-    const bn_args *a = k->a;
-    const int64_t g = k->group;
-    int64_t count = 0;
-    for (int64_t c = c0; c < c1; c++) k->shift[c] = 0;
-    for (int j = 0; j < 8; j++) {
-        int64_t n = j * k->rows / 8, end, c = c0;
-        if (!next_span(a->mask, &n, &end, k->rows)) break;
-        count += g;
-        for (; g == 1 && c + L <= c1; c += L) {
-            vf sum = NAME(loadf)(k->shift + c) + NAME(load)(a->x, n * k->columns + c, a->dtype == BN_BFLOAT16);
-            NAME(store)(k->shift, c, sum, 0, 0);
-        }
-        for (; c < c1; c++)
-            for (int64_t s = 0; s < g; s++) k->shift[c] += (float)element(a, n, c, s);
-    }
-    for (int64_t c = c0; c < c1; c++) k->shift[c] = count && isfinite(k->shift[c]) ? k->shift[c] / (float)count : 0;
-}
-
-/* Finish channels c0..c1 from the sums of their columns, which are first added up per channel, in place. */
-static int NAME(finish_columns)(call *k, int64_t c0, int64_t c1, double *sums, double *products, int final) {
-    for (int64_t c = 0; k->group > 1 && c < c1 - c0; c++) {
-        double s = 0, p = 0;
-        for (int64_t j = c * k->group; j < (c + 1) * k->group; j++) s += sums[j], p += products[j];
-        sums[c] = s;
-        products[c] = p;
-    }
-    return NAME(finish)(k, c0, c1, sums, products, final);
-}
 
 /* Few rows: a tile of columns, sums to output, while it is in the cache. */
 static void NAME(tile_task)(void *context, int64_t task) {
@@ -339,16 +381,16 @@ static void NAME(tile_task)(void *context, int64_t task) {
     const int train = NAME(takes_moments)(a);
     const int64_t g = k->group, c0 = task * k->tile, c1 = task == k->tiles - 1 ? a->channels : c0 + k->tile;
     double *sums = k->partial, *products = k->partial + k->columns;
-    if (train) NAME(guess_columns)(k, c0, c1);
+    if (train) NAME(guess)(k, c0, c1);
     for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
-        const NAME(columns) w = NAME(of_columns)(k, c0, c1, train, 1);
+        const NAME(columns) w = NAME(of_columns)(k, c0, c1, train, NAME(coefficients_before)(a));
         memset(sums + c0 * g, 0, (size_t)((c1 - c0) * g) * sizeof *sums);
         memset(products + c0 * g, 0, (size_t)((c1 - c0) * g) * sizeof *sums);
         NAME(matrix)(k, 0, k->rows, c0 * g, c1 * g, &w, sums, products);
         again = NAME(finish_columns)(k, c0, c1, sums + c0 * g, products + c0 * g, final);
     }
     if (!NAME(needs_output)(a)) return;
-    const NAME(columns) w = NAME(of_columns)(k, c0, c1, 0, 1);
+    const NAME(columns) w = NAME(of_columns)(k, c0, c1, 0, NAME(coefficients_after)(a));
     NAME(matrix)(k, 0, k->rows, c0 * g, c1 * g, &w, NULL, NULL);
 }
 
@@ -374,27 +416,11 @@ static void NAME(rows_sums)(void *context, int64_t task) {
 
 static void NAME(rows_write)(void *context, int64_t task) {
     call *k = context;
+    if (atomic_load(&k->again)) return;
     int64_t from, to, c0, c1;
     NAME(part_of_rows)(k, task / k->tiles, task % k->tiles, &from, &to, &c0, &c1);
     const NAME(columns) w = NAME(of_columns)(k, 0, 0, 0, 0);
     NAME(matrix)(k, from, to, c0, c1, &w, NULL, NULL);
-}
-
-static void NAME(run_rows)(call *k) {
-    const bn_args *a = k->a;
-    const int64_t C = a->channels;
-    const int train = NAME(takes_moments)(a);
-    if (train) NAME(guess_columns)(k, 0, C);
-    for (int final = 0, again = NAME(needs_sums)(a); again; final = 1) {
-        NAME(of_columns)(k, 0, C, train, 1);
-        parallel(a->threads, k->chunks * k->tiles, NAME(rows_sums), k);
-        NAME(add_chunks)(k, k->columns, 0, k->columns);
-        again = NAME(finish_columns)(k, 0, C, k->partial, k->partial + k->columns, final);
-    }
-    if (!NAME(needs_output)(a)) return;
-    NAME(of_columns)(k, 0, C, 0, 1);
-    /* Every thread's last chunk first: it is what the first phase left in its cache. */
-    parallel_in_order(a->threads, k->chunks * k->tiles, NAME(rows_write), k, NAME(needs_sums)(a) && k->chunks > 1);
 }
 
 /* At least `wanted` tiles, if there are 64 columns for each; the last one takes what would be too little for another. */
@@ -431,14 +457,13 @@ static int64_t NAME(run_matrix)(call *k) {
     if (wanted < columns / 1024 && !outgrows_cache(a, 0)) wanted = columns / 1024;
     NAME(set_tiles)(k, wanted);
     if (tiled) parallel(threads, k->tiles, NAME(tile_task), k);
-    else NAME(run_rows)(k);
+    else NAME(two_sweeps)(k, NAME(rows_sums), NAME(rows_write), k->chunks * k->tiles);
     free(memory);
     return 0;
 }
 
 static int64_t NAME(run)(call *k) {
     const bn_args *a = k->a;
-    for (int64_t c = 0; c < a->channels; c++) k->grad_x[c] = k->grad_1[c] = 0;
     if (a->operation == BN_EVAL) {
         for (int64_t c = 0; c < a->channels; c++) {
             k->mean[c] = a->running_mean[c];
@@ -451,6 +476,8 @@ static int64_t NAME(run)(call *k) {
         NAME(set_coefficients)(k, 0, a->channels);
     } else if (a->operation == BN_GRAD_APPLY) {
         NAME(set_gradients)(k, 0, a->channels, a->sums, a->sums + a->channels, 1);
+    } else if (!NAME(needs_sums)(a)) {
+        for (int64_t c = 0; c < a->channels; c++) k->grad_x[c] = k->grad_1[c] = 0;
     }
     return k->group ? NAME(run_matrix)(k) : NAME(run_runs)(k);
 }
