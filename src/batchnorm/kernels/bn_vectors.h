@@ -181,11 +181,16 @@ INLINE vi NAME(lanes_at)(const uint8_t *bits, int64_t b, int64_t fresh) {
 #endif
 }
 
+/* The same to be written. What follows in the last byte is nobody's yet. */
 INLINE void NAME(put_lanes)(uint8_t *bits, int64_t b, int64_t fresh, vi mask) {
     const uint32_t packed = NAME(pack_lanes)(mask) >> (L - fresh);
+    if (L < 8) {
+        put_bits(bits, b, packed, fresh);
+        return;
+    }
     const uint8_t bytes[2] = {(uint8_t)packed, (uint8_t)(packed >> 8)};
-    if (L >= 8 && fresh == L) memcpy(bits + (b >> 3), bytes, L / 8);
-    else put_bits(bits, b, packed, fresh);
+    if (fresh > 8) memcpy(bits + (b >> 3), bytes, 2);
+    else bits[b >> 3] = bytes[0];
 }
 
 /* ---- activations -------------------------------------------------------------------------------------------- */
