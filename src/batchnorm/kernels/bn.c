@@ -158,9 +158,15 @@ typedef struct {
     int final;                    /* whether sums are not taken again */
     _Atomic int again;            /* whether some channel needs it */
     int64_t tile, tiles;          /* matrix: channels per tile, and how many tiles */
-    float *wide[5];               /* matrix, group > 1: coefficients repeated for every column */
+    int64_t paired;               /* matrix, bfloat16: so many columns are taken in pairs of vectors, see bn_vectors.h */
+    float *wide[5];               /* matrix: coefficients repeated for every column (group > 1), or as pairs want them */
     double *partial;              /* sums that several tasks make together */
 } call;
+
+/* Some of the coefficients' rows. */
+typedef struct {
+    int from, to;
+} range;
 
 /* So many bytes on, if there is anything at all. */
 INLINE const void *offset(const void *p, int64_t bytes) { return p ? (const char *)p + bytes : NULL; }

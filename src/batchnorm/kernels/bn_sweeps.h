@@ -71,7 +71,7 @@ INLINE void NAME(write_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, c
         i += before, n -= before;
     }
     for (; bf16 && n >= 2 * L + alone; i += 2 * L, b += 2 * L, n -= 2 * L)
-        NAME(write_pair)(a, i, b, k, backward, keep, act, aux, stream);
+        NAME(write_pair)(a, i, b, k, 0, backward, keep, act, aux, stream);
     for (; !bf16 && n >= 4 * L; i += 4 * L, b += 4 * L, n -= 4 * L) {
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) NAME(write)(a, i + j * L, b + j * L, L, k, backward, keep, act, aux, bf16, stream);
@@ -170,20 +170,28 @@ INLINE bn_args NAME(from_element)(const bn_args *a, int64_t i, int bf16) {
 }
 
 /* One vector of columns over `rows` rows of `width` elements, from element i and bit b. `fresh` lanes of the vector have
- * not been counted yet. */
+ * not been counted yet. Or two vectors, the elements with even and with odd numbers, with two coefficients and sums. */
 INLINE void NAME(sum_columns)(const bn_args *a, int64_t i, int64_t b, int64_t width, int rows, int64_t fresh,
                               const coefficients *q, double *sum, double *product, int backward, int act, int aux,
-                              int bf16) {
+                              int bf16, int pair) {
     vf s[2] = {{0}, {0}}, p[2] = {{0}, {0}}, d;
     const int64_t bits = width + NAME(bit_shift)(1, width);
 #pragma GCC unroll 8
-    for (int j = 0; j < rows; j++, i += width, b += bits) {
-        vf u = NAME(term)(a, i, b, fresh, &d, q, backward, act, aux, bf16);
-        s[j & 1] += u;
-        p[j & 1] += u * d;
+    for (int j = 0; j < rows; j++, i += width, b += bits)
+#pragma GCC unroll 2
+        for (int h = 0; h <= pair; h++) {
+            const int chain = pair ? h : j & 1;
+            vf u = NAME(term)(a, i, b + h * L, fresh, &d, &q[h], backward, act, aux, pair ? NAME(EVEN) + h : bf16);
+            s[chain] += u;
+            p[chain] += u * d;
+        }
+    if (pair) {
+        NAME(add_at)(sum + L, s[1]);
+        NAME(add_at)(product + L, p[1]);
+    } else {
+        s[0] += s[1];
+        p[0] += p[1];
     }
-    s[0] += s[1];
-    p[0] += p[1];
     if (fresh < L) {
         s[0] = (vf)((vi)s[0] & NAME(last_lanes)(fresh));
         p[0] = (vf)((vi)p[0] & NAME(last_lanes)(fresh));
@@ -192,7 +200,8 @@ INLINE void NAME(sum_columns)(const bn_args *a, int64_t i, int64_t b, int64_t wi
     NAME(add_at)(product, p[0]);
 }
 
-INLINE void NAME(sum_rows)(const bn_args *all, int64_t row, int64_t width, int rows, int64_t c0, int64_t c1,
+/* Columns c0..c1, the first ones of them in pairs of vectors, up to column `paired`. */
+INLINE void NAME(sum_rows)(const bn_args *all, int64_t row, int64_t width, int rows, int64_t c0, int64_t c1, int64_t paired,
                            const NAME(columns) * w, double *sum, double *product, int backward, int act, int aux, int bf16) {
     const int64_t b = row * (width + NAME(bit_shift)(1, width));
     const bn_args a = NAME(from_element)(all, row * width, bf16);
@@ -204,29 +213,37 @@ INLINE void NAME(sum_rows)(const bn_args *all, int64_t row, int64_t width, int r
     const char *next_dy = (const char *)(backward ? a.dy : a.x) + rows * width * size;
     const int fetch = rows > 1 && c1 - c0 == width && (width * size % 2048 || outgrows_cache(all, 0));
     int64_t c = c0;
-    for (; c + L <= c1; c += L) {
-        coefficients q = NAME(at)(w, c);
-        for (int j = 0; fetch && j < lines; j++) {
+    for (int pair; c + L <= c1; c += L << pair) {
+        pair = bf16 && c < paired;
+        for (int j = 0; fetch && j < lines << pair; j++) {
             __builtin_prefetch(next_x);
             next_x += 64;
             if (backward) __builtin_prefetch(next_dy);
             next_dy += 64;
         }
-        NAME(sum_columns)(&a, c, b + c, width, rows, L, &q, sum + c, product + c, backward, act, aux, bf16);
+        const coefficients q[2] = {NAME(at)(w, c), NAME(at)(w, c + pair * L)};
+        if (pair) NAME(sum_columns)(&a, c, b + c, width, rows, L, q, sum + c, product + c, backward, act, aux, 1, 1);
+        else NAME(sum_columns)(&a, c, b + c, width, rows, L, q, sum + c, product + c, backward, act, aux, bf16, 0);
     }
     if (c < c1) {
         const int64_t last = c1 - L;
-        coefficients q = NAME(at)(w, last);
-        NAME(sum_columns)(&a, last, b + c, width, rows, c1 - c, &q, sum + last, product + last, backward, act, aux, bf16);
+        const coefficients q = NAME(at)(w, last);
+        NAME(sum_columns)(&a, last, b + c, width, rows, c1 - c, &q, sum + last, product + last, backward, act, aux, bf16, 0);
     }
 }
 
 /* One row at a time, or two short ones: memory is then written from end to end. */
-INLINE void NAME(write_rows)(const bn_args *all, int64_t row, int64_t width, int rows, int64_t c0, int64_t c1,
+INLINE void NAME(write_rows)(const bn_args *all, int64_t row, int64_t width, int rows, int64_t c0, int64_t c1, int64_t paired,
                              const NAME(columns) * w, int backward, int keep, int act, int aux, int bf16, int stream) {
     const int64_t bits = width + NAME(bit_shift)(1, width), b = row * bits;
     const bn_args a = NAME(from_element)(all, row * width, bf16);
     int64_t c = c0;
+    for (; bf16 && c < c1 && c < paired; c += 2 * L) {
+        const coefficients q[2] = {NAME(at)(w, c), NAME(at)(w, c + L)};
+#pragma GCC unroll 2
+        for (int j = 0; j < rows; j++)
+            NAME(write_pair)(&a, j * width + c, b + j * bits + c, q, 1, backward, keep, act, aux, stream);
+    }
     for (; c + L <= c1; c += L) {
         const coefficients q = NAME(at)(w, c);
 #pragma GCC unroll 2
@@ -246,22 +263,23 @@ INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, i
     const bn_args copy = *k->a, *a = &copy;
     const NAME(columns) w = *columns;
     const int64_t n = k->columns;
+#define SUM(rows) NAME(sum_rows)(a, r, n, rows, c0, c1, k->paired, &w, sum, product, backward, act, aux, bf16)
     if (sum) {
         /* From memory, fewer rows at a time arrive sooner; but sums that are no longer in the nearest cache want more. */
-        for (const int far = !bf16 && n <= 1024 && outgrows_cache(a, 0); far && r + 4 <= r1; r += 4)
-            NAME(sum_rows)(a, r, n, 4, c0, c1, &w, sum, product, backward, act, aux, bf16);
-        for (; r + 8 <= r1; r += 8)
-            NAME(sum_rows)(a, r, n, 8, c0, c1, &w, sum, product, backward, act, aux, bf16);
-        for (; r < r1; r++) NAME(sum_rows)(a, r, n, 1, c0, c1, &w, sum, product, backward, act, aux, bf16);
+        for (const int far = !bf16 && n <= 1024 && outgrows_cache(a, 0); far && r + 4 <= r1; r += 4) SUM(4);
+        for (; r + 8 <= r1; r += 8) SUM(8);
+        for (; r < r1; r++) SUM(1);
         return;
     }
-#define WRITE(rows, stream) NAME(write_rows)(a, r, n, rows, c0, c1, &w, backward, keep, act, aux, bf16, stream)
+#define WRITE(rows, stream) \
+    NAME(write_rows)(a, r, n, rows, c0, c1, k->paired, &w, backward, keep, act, aux, bf16, stream)
     if (k->group == 1 && streams(a, n)) {
         for (; r < r1; r++) WRITE(1, 1);
         NAME(end_stream)();
     }
     for (; n <= 128 && r + 2 <= r1; r += 2) WRITE(2, 0);
     for (; r < r1; r++) WRITE(1, 0);
+#undef SUM
 #undef WRITE
 }
 

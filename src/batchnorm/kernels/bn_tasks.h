@@ -173,24 +173,52 @@ static void NAME(guess)(call *k, int64_t c0, int64_t c1) {
 
 /* ---- coefficients and sums of columns -------------------------------------------------------------------------- */
 
-/* How many of the coefficients there are after the sums, and before them. */
-static int NAME(coefficients_after)(const bn_args *a) { return a->operation >= BN_BACKWARD_TRAIN ? 5 : 3; }
-static int NAME(coefficients_before)(const bn_args *a) { return NAME(needs_sums)(a) ? 3 : NAME(coefficients_after)(a); }
+/* Which of the five coefficients are there, and needed, before the sums, and which come with them. */
+static range NAME(coefficients_before)(const bn_args *a) {
+    if (NAME(takes_moments)(a)) return (range){0, 1};
+    return (range){0, a->operation < BN_BACKWARD_TRAIN || NAME(needs_sums)(a) ? 3 : 5};
+}
+static range NAME(coefficients_after)(const bn_args *a) {
+    return NAME(takes_moments)(a) ? (range){0, 3} : (range){3, 5};
+}
 
-/* Coefficients as the columns see them: the channels' own, or copies with every value repeated. So many of them are copied
- * now, for channels c0..c1. */
-static NAME(columns) NAME(of_columns)(call *k, int64_t c0, int64_t c1, int shifted, int copied) {
+/* A row of channels c0..c1 as the columns want it. Pairs of vectors want the even ones of theirs first, then the odd ones. */
+static void NAME(spread)(const call *k, int64_t c0, int64_t c1, const float *restrict from, float *restrict to) {
+    int64_t c = c0;
+    for (; c < c1 && c < k->paired; c += 2 * L)
+        for (int j = 0; j < L; j++) {
+            to[c + j] = from[c + 2 * j];
+            to[c + L + j] = from[c + 2 * j + 1];
+        }
+    for (; c < c1; c++)
+        for (int64_t s = 0; s < k->group; s++) to[c * k->group + s] = from[c];
+}
+
+/* And the sums of such columns in the order of the channels, in place. */
+static void NAME(unpair)(const call *k, int64_t c0, int64_t c1, double *sums) {
+    for (; c0 < c1 && c0 < k->paired; c0 += 2 * L, sums += 2 * L) {
+        double pair[2 * L];
+        memcpy(pair, sums, sizeof pair);
+        for (int j = 0; j < L; j++) {
+            sums[2 * j] = pair[j];
+            sums[2 * j + 1] = pair[L + j];
+        }
+    }
+}
+
+/* Coefficients as the columns see them: the channels' own, or copies, of which `copied` are made now, for c0..c1. */
+static NAME(columns) NAME(of_columns)(call *k, int64_t c0, int64_t c1, int shifted, range copied) {
     const NAME(columns) own = NAME(of_channels)(k, shifted);
-    if (k->group <= 1) return own;
+    if (k->group <= 1 && !k->paired) return own;
     const float *from[5] = {own.centre, own.scale, own.offset, own.grad_x, own.grad_1};
-    for (int j = 0; j < copied; j++)
-        for (int64_t c = c0; c < c1; c++)
-            for (int64_t s = 0; s < k->group; s++) k->wide[j][c * k->group + s] = from[j][c];
+    for (int j = copied.from; j < copied.to; j++) NAME(spread)(k, c0, c1, from[j], k->wide[j]);
     return (NAME(columns)){k->wide[0], k->wide[1], k->wide[2], k->wide[3], k->wide[4]};
 }
 
 /* Finish channels c0..c1 from the sums of their columns, which are first added up per channel, in place. */
 static int NAME(finish_columns)(call *k, int64_t c0, int64_t c1, double *sums, double *products, int final) {
+    NAME(unpair)(k, c0, c1, sums);
+    NAME(unpair)(k, c0, c1, products);
     for (int64_t c = 0; k->group > 1 && c < c1 - c0; c++) {
         double s = 0, p = 0;
         for (int64_t j = c * k->group; j < (c + 1) * k->group; j++) s += sums[j], p += products[j];
@@ -250,7 +278,7 @@ static void NAME(two_sweeps)(call *k, task_fn sums, task_fn write, int64_t tasks
         phase phases[MAX_PHASES];
         int64_t count = 0;
         atomic_store(&k->again, 0);
-        if (NAME(takes_moments)(a) || k->group > 1) phases[count++] = (phase){NAME(prepare_part), parts, 0};
+        if (NAME(takes_moments)(a) || k->group > 1 || k->paired) phases[count++] = (phase){NAME(prepare_part), parts, 0};
         if (summing) phases[count++] = (phase){sums, tasks, 0};
         if (summing) phases[count++] = (phase){NAME(finish_part), parts, 0};
         if (NAME(needs_output)(a)) phases[count++] = (phase){write, tasks, summing};
@@ -410,7 +438,7 @@ static void NAME(rows_sums)(void *context, int64_t task) {
     double *sums = k->partial + task / k->tiles * 2 * k->columns, *products = sums + k->columns;
     memset(sums + c0, 0, (size_t)(c1 - c0) * sizeof *sums);
     memset(products + c0, 0, (size_t)(c1 - c0) * sizeof *sums);
-    const NAME(columns) w = NAME(of_columns)(k, 0, 0, NAME(takes_moments)(k->a), 0);
+    const NAME(columns) w = NAME(of_columns)(k, 0, 0, NAME(takes_moments)(k->a), (range){0, 0});
     NAME(matrix)(k, from, to, c0, c1, &w, sums, products);
 }
 
@@ -419,7 +447,7 @@ static void NAME(rows_write)(void *context, int64_t task) {
     if (atomic_load(&k->again)) return;
     int64_t from, to, c0, c1;
     NAME(part_of_rows)(k, task / k->tiles, task % k->tiles, &from, &to, &c0, &c1);
-    const NAME(columns) w = NAME(of_columns)(k, 0, 0, 0, 0);
+    const NAME(columns) w = NAME(of_columns)(k, 0, 0, 0, (range){0, 0});
     NAME(matrix)(k, from, to, c0, c1, &w, NULL, NULL);
 }
 
@@ -445,7 +473,9 @@ static int64_t NAME(run_matrix)(call *k) {
     const int64_t most = tiled ? 1 : threads > 16 ? threads : 16, least = summing ? 128 : 8;
     k->chunks = summing && !tiled ? 2 : 1;
     while (2 * k->chunks <= most && rows >= 2 * k->chunks * least) k->chunks *= 2;
-    const size_t wide = k->group > 1 ? 5 * (size_t)columns * sizeof(float) : 0;
+    /* Two neighbouring vectors of bfloat16; but the last whole one stays by itself if another overlaps it. */
+    if (k->group == 1 && a->dtype == BN_BFLOAT16) k->paired = (columns % L ? columns - L : columns) & -(2 * L);
+    const size_t wide = k->group > 1 || k->paired ? 5 * (size_t)columns * sizeof(float) : 0;
     char *memory = block_for((size_t)(2 * columns * k->chunks) * sizeof(double) + wide);
     if (!memory) return -1;
     k->partial = first_line(memory);

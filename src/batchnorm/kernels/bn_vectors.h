@@ -309,11 +309,12 @@ INLINE void NAME(write)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, c
     NAME(store)(a->out, i, v, bf16, stream);
 }
 
-/* Two vectors of bfloat16. Their bits are in the order of the vectors, too. */
-INLINE void NAME(write_pair)(const bn_args *a, int64_t i, int64_t b, const coefficients *k, int backward, int keep, int act,
-                             int aux, int stream) {
+/* Two vectors of bfloat16, whose coefficients are at k[0] and k[step]. Their bits are in the order of the vectors, too. */
+INLINE void NAME(write_pair)(const bn_args *a, int64_t i, int64_t b, const coefficients *k, int step, int backward, int keep,
+                             int act, int aux, int stream) {
     vf g[2] = {{0}, {0}}, v[2];
-    for (int j = 0; j < 2; j++) v[j] = NAME(result)(a, i, b + j * L, L, &g[j], k, backward, act, aux, NAME(EVEN) + j);
+    for (int j = 0; j < 2; j++)
+        v[j] = NAME(result)(a, i, b + j * L, L, &g[j], &k[j * step], backward, act, aux, NAME(EVEN) + j);
     if (keep) NAME(store_pair)(a->out_residual, i, g[0], g[1], stream);
     NAME(store_pair)(a->out, i, v[0], v[1], stream);
 }
