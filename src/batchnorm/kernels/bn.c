@@ -294,6 +294,12 @@ static int64_t update_running(call *k) {
 
 /* ---- one body, three instruction sets ----------------------------------------------------------------------- */
 
+/* Whether the CPU rounds to bfloat16 itself, in one instruction. */
+#if defined(__x86_64__) && ((defined(__clang__) && __clang_major__ >= 9) || (!defined(__clang__) && __GNUC__ >= 10))
+#define BN_CONVERTS 1
+static int converts;
+#endif
+
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define NAME(n) JOIN(n, BN_SUFFIX)
@@ -366,13 +372,17 @@ typedef struct {
     const char *name;
     int64_t (*run)(call *);
     int64_t lanes;
+    int converts;
 } isa;
 
 static const isa isas[] = {
-    {"baseline", run_baseline, 4},
+    {"baseline", run_baseline, 4, 0},
 #if defined(BN_X86)
-    {"avx2", run_avx2, 8},
-    {"avx512", run_avx512, 16},
+    {"avx2", run_avx2, 8, 0},
+    {"avx512", run_avx512, 16, 0},
+#if defined(BN_CONVERTS)
+    {"avx512bf16", run_avx512, 16, 1},
+#endif
 #endif
 };
 static int64_t current = -1;
@@ -389,9 +399,12 @@ static int supported(int64_t i) {
 #if defined(BN_EMULATE_AVX512)
     if (i == 2) return avx2;
 #else
-    if (i == 2)
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    if (i == 2) return avx512;
+#if defined(BN_CONVERTS)
+    if (i == 3) return avx512 && __builtin_cpu_supports("avx512bf16");
+#endif
 #endif
 #endif
     return i == 0;
@@ -400,6 +413,9 @@ static int supported(int64_t i) {
 int64_t bn_isa_select(int64_t i) {
     if (i < 0 || i >= bn_isa_count() || !supported(i)) return -1;
     current = i;
+#if defined(BN_CONVERTS)
+    converts = isas[i].converts;
+#endif
     return 0;
 }
 

@@ -232,7 +232,7 @@ INLINE void NAME(sum_rows)(const bn_args *all, int64_t row, int64_t width, int r
     }
 }
 
-/* One row at a time, or two short ones: memory is then written from end to end. */
+/* One row at a time, or two short ones: memory is then written nearly from end to end. */
 INLINE void NAME(write_rows)(const bn_args *all, int64_t row, int64_t width, int rows, int64_t c0, int64_t c1, int64_t paired,
                              const NAME(columns) * w, int backward, int keep, int act, int aux, int bf16, int stream) {
     const int64_t bits = width + NAME(bit_shift)(1, width), b = row * bits;
@@ -277,7 +277,10 @@ INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, i
         for (; r < r1; r++) WRITE(1, 1);
         NAME(end_stream)();
     }
-    for (; n <= 128 && r + 2 <= r1; r += 2) WRITE(2, 0);
+    /* Two rows share their coefficients, which counts where there is much to load beside few elements. Longer rows together
+     * are more places in memory than gain by it. */
+    const int64_t shared = aux == BN_AUX_NONE && (backward || bf16) ? 1024 : 128;
+    for (; n <= shared && r + 2 <= r1; r += 2) WRITE(2, 0);
     for (; r < r1; r++) WRITE(1, 0);
 #undef SUM
 #undef WRITE
