@@ -45,6 +45,7 @@ def test_one_tiny_shape_from_the_command_line_to_the_record_file(bench, tmp_path
     assert record.command == "bench"
     assert record.configuration["threads"] == 1
     assert record.summary["cells"] == {"done": 18, "planned": 18}
+    assert len(record.summary["core_distance_ns"]) == 18
     assert record.summary["notes"] == []
     assert len(record.measurements) == 18 * 3
     for measurement in record.measurements:

@@ -1,5 +1,6 @@
 """Loading the kernel or doing without it, what is said about that, the struct both sides share, and the threads."""
 
+import ctypes
 import json
 import os
 import re
@@ -244,6 +245,45 @@ def test_without_a_pool_it_works_alone(copy, name):
     with path(kernel.isa, kernel), threads(3):
         found = [sentence for case in large(name) for sentence in wrong(case, kernel.isa)]
     assert not found, "\n".join(found)
+
+
+def give_only(kernel, number):
+    """A pool of one thread, with this number, whatever is asked for. Hold what it returns: the library does not."""
+    body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    parallel = ctypes.CFUNCTYPE(None, body, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(
+        lambda run, data, count, flags: run(data)
+    )
+    whoami = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: number)
+    kernel.library.bn_use_openmp(*(ctypes.cast(entry, ctypes.c_void_p) for entry in (parallel, whoami)))
+    return parallel, whoami
+
+
+@needs_kernel
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("name", ["runs, three channels", "matrix, 256 rows", "matrix, tiles of channels"])
+def test_threads_that_never_come_hold_up_nobody(copy, name, number):
+    kernel, _ = native.load(copy)
+    held = give_only(kernel, number)
+    with path(kernel.isa, kernel), threads(3):
+        found = [sentence for case in large(name) for sentence in wrong(case, kernel.isa)]
+    assert not found, "\n".join(found)
+    assert kernel.core_distance() is None
+    del held
+
+
+@needs_kernel
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not tell which cores are ours")
+def test_the_distance_between_cores():
+    measure = """
+import json, os
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+from batchnorm import kernels
+tries = (kernels.kernel().core_distance() for _ in range(TRIES))
+print(json.dumps(next((distance for distance in tries if distance is not None), None)))
+"""
+    assert in_a_new_process(measure.replace("CORES", "1").replace("TRIES", "1")) is None
+    if len(os.sched_getaffinity(0)) > 1:  # a core that is busy with something else has no time for it
+        assert 1 < in_a_new_process(measure.replace("CORES", "2").replace("TRIES", "100")) < 100_000
 
 
 @needs_kernel

@@ -12,6 +12,8 @@ from batchnorm.errors import BatchNormError
 from batchnorm.records import RecordFile
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from batchnorm.bench.run import RunResult
@@ -168,7 +170,7 @@ def _measure(
     import torch
     from rich.console import Console
 
-    from batchnorm.bench.contenders import describe_path
+    from batchnorm.bench.contenders import core_distance, describe_path
     from batchnorm.bench.present import heading
     from batchnorm.bench.run import present_contenders, threads_set
 
@@ -189,12 +191,15 @@ def _measure(
             "left_out": left_out,
         }
         console.print(heading(RecordFile("bench", configuration, ()), len(cases)), soft_wrap=True)
-        result = _run_with_progress(cases, names, rounds, compiled)
-    record = _report(console, configuration, result, len(cases), print_cells)
+        distances: list[float | None] = []
+        result = _run_with_progress(cases, names, rounds, compiled, lambda: distances.append(core_distance(used)))
+    record = _report(console, configuration, result, len(cases), print_cells, distances)
     return record, result
 
 
-def _run_with_progress(cases: list[grid.Case], names: list[str], rounds: int, compiled: str) -> RunResult:
+def _run_with_progress(
+    cases: list[grid.Case], names: list[str], rounds: int, compiled: str, before_each: Callable[[], None]
+) -> RunResult:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -207,21 +212,31 @@ def _run_with_progress(cases: list[grid.Case], names: list[str], rounds: int, co
         *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task("", total=len(cases))
+
+        def start(case: grid.Case) -> None:
+            bar.update(task, description=case.label, refresh=True)
+            before_each()
+
         return run_cases(
             cases,
             names,
             rounds,
             compiled=compiled,
-            on_start=lambda case: bar.update(task, description=case.label, refresh=True),
+            on_start=start,
             on_done=lambda case: bar.advance(task),
         )
 
 
 def _report(
-    console: Console, configuration: dict[str, Any], result: RunResult, planned: int, print_cells: bool
+    console: Console,
+    configuration: dict[str, Any],
+    result: RunResult,
+    planned: int,
+    print_cells: bool,
+    distances: list[float | None],
 ) -> RecordFile:
     """Print the tables of what was measured and return it as a record."""
-    from batchnorm.bench.present import cell_tables, explanation, note_lines, summary_table
+    from batchnorm.bench.present import cell_tables, explanation, how_far, note_lines, summary_table
     from batchnorm.bench.summary import summarize
 
     rows = summarize(result.measurements)
@@ -233,6 +248,8 @@ def _report(
         console.print()
         console.print(summary_table(rows))
         console.print(explanation(), soft_wrap=True)
+    if said := how_far(distances):
+        console.print(said, soft_wrap=True)
     for line in note_lines(result.notes):
         console.print(line, soft_wrap=True)
     if result.interrupted:
@@ -241,5 +258,6 @@ def _report(
         "rows": [row.to_json() for row in rows],
         "notes": list(result.notes),
         "cells": {"done": result.done, "planned": planned},
+        "core_distance_ns": distances,
     }
     return RecordFile("bench", configuration, result.measurements, summary)

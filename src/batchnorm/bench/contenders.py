@@ -51,6 +51,17 @@ def describe_path() -> str:
     return kernels.describe()
 
 
+def core_distance(threads: int) -> float | None:
+    """The nanoseconds that a cache line takes from one core to another now; None without a second one or the kernel.
+
+    >>> core_distance(threads=1)
+    """
+    from batchnorm import kernels
+
+    kernel = kernels.kernel()
+    return None if kernel is None or threads < 2 else kernel.core_distance()
+
+
 def _layer_class(module: Any, case: Case) -> Any:
     """BatchNorm1d, 2d or 3d of a module, by the dimensions of the case."""
     return getattr(module, {2: "BatchNorm1d", 3: "BatchNorm1d", 4: "BatchNorm2d", 5: "BatchNorm3d"}[len(case.shape)])

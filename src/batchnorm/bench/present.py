@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -105,6 +106,25 @@ def explanation() -> str:
         "of floor: how many times the floor batchnorm takes; in the summary the worst cell from 6 MB up.\n"
         "The floor is the time to copy the tensor, 1x forward, 1.5x backward (with a residual 1.5x and 2x).\n"
         "Ratios are medians of the ratios within each round."
+    )
+
+
+def how_far(distances: Sequence[float | None]) -> str:
+    """What the cells were measured with: how far apart the cores stood, in nanoseconds, at the beginning of each.
+
+    >>> print(how_far([35.1, None, 171.6, 36.0]))
+    Cores: a cache line took 36 ns from one to the other (35 to 172 in the course of the run).
+    The longer it takes, the slower are small batches.
+    >>> how_far([None])
+    ''
+    """
+    known = sorted(distance for distance in distances if distance is not None)
+    if not known:
+        return ""
+    course = f"{known[0]:.0f} to {known[-1]:.0f} in the course of the run"
+    return (
+        f"Cores: a cache line took {statistics.median(known):.0f} ns from one to the other ({course}).\n"
+        "The longer it takes, the slower are small batches."
     )
 
 

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -135,6 +136,58 @@ static void parallel_phases(int64_t threads, const phase *phases, int64_t count,
 
 static void parallel(int64_t threads, int64_t tasks, task_fn run, void *context) {
     parallel_phases(threads, &(phase){run, tasks, 0}, 1, context);
+}
+
+/* ---- how far the cores are apart ---------------------------------------------------------------------------- */
+
+enum { EXCHANGES = 1000 };
+
+typedef struct {
+    counter line;
+    _Atomic int given_up;
+    double nanoseconds;
+} exchange;
+
+static double nanoseconds_now(void) {
+    struct timespec now;
+    timespec_get(&now, TIME_UTC);
+    return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
+}
+
+/* Wait for a number in the line; but not for a thread that never came. */
+static int comes_up(exchange *e, int64_t number) {
+    for (int64_t spins = 0; atomic_load_explicit(&e->line.value, memory_order_acquire) != number; spins++) {
+        if (spins > 4000000) atomic_store(&e->given_up, 1);
+        if (atomic_load_explicit(&e->given_up, memory_order_relaxed)) return 0;
+        relax();
+    }
+    return 1;
+}
+
+/* The first thread writes odd numbers, the second one answers with even ones; it begins, so that there is somebody. */
+static void take_turns(void *data) {
+    exchange *e = data;
+    const int64_t me = thread_number();
+    if (me > 1) return;
+    if (me == 1) atomic_store(&e->line.value, 0);
+    else if (!comes_up(e, 0)) return;
+    const double start = nanoseconds_now();
+    for (int64_t i = 0; i < EXCHANGES; i++) {
+        if (me == 1 && !comes_up(e, 2 * i + 1)) return;
+        atomic_store_explicit(&e->line.value, 2 * i + 1 + me, memory_order_release);
+        if (me == 1) continue;
+        if (!comes_up(e, 2 * i + 2)) return;
+        /* Two threads on one core would be at it for seconds. */
+        if (i % 8 == 7 && nanoseconds_now() - start > 2e7) atomic_store(&e->given_up, 1);
+    }
+    if (me == 0) e->nanoseconds = (nanoseconds_now() - start) / (2 * EXCHANGES);
+}
+
+double bn_core_distance(void) {
+    exchange e = {.nanoseconds = -1};
+    atomic_init(&e.line.value, -1);
+    if (gomp_parallel) gomp_parallel(take_turns, &e, 2, 0);
+    return e.nanoseconds;
 }
 
 void bn_use_openmp(void *parallel_entry, void *number_entry) {

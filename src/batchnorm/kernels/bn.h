@@ -65,6 +65,11 @@ BN_API int64_t bn_run(const bn_args *args);
  * Intel's OpenMP export too). Without it the kernel runs on the calling thread. */
 BN_API void bn_use_openmp(void *gomp_parallel, void *omp_get_thread_num);
 
+/* How many nanoseconds a cache line takes from one thread of the pool to another, or -1 if there is no other. The cores of a
+ * virtual machine may come to stand in different groups, with a cache each, at any time: then it is several times as long,
+ * and small batches are slower by up to a third. */
+BN_API double bn_core_distance(void);
+
 BN_API int64_t bn_abi(void);
 
 /* Instruction sets: their number, their names, the one in use. bn_select returns 0, or -1 if the CPU lacks it. */

@@ -67,6 +67,19 @@ class Kernel:
         """
         return isa in self.isas() and self.library.bn_isa_select(self.isas().index(isa)) == 0
 
+    def core_distance(self) -> float | None:
+        """The nanoseconds that a cache line takes from one of torch's threads to another; None if there is only one.
+
+        >>> kernel, reason = load()
+        >>> distance = kernel and kernel.core_distance()
+        >>> distance is None or distance > 0
+        True
+
+        Where the system puts the threads may change at any time, and with it what small batches cost.
+        """
+        nanoseconds = float(self.library.bn_core_distance())
+        return nanoseconds if nanoseconds > 0 else None
+
 
 def load(path: Path = LIBRARY) -> tuple[Kernel | None, str]:
     """Return the kernel, or None, and a sentence that says why.
@@ -92,6 +105,7 @@ def load(path: Path = LIBRARY) -> tuple[Kernel | None, str]:
     library.bn_run.argtypes = [ctypes.c_char_p]
     library.bn_run.restype = ctypes.c_int64
     library.bn_isa_name.restype = ctypes.c_char_p
+    library.bn_core_distance.restype = ctypes.c_double
     for name in ("bn_isa_count", "bn_isa_current", "bn_isa_select"):
         getattr(library, name).restype = ctypes.c_int64
     for name in ("bn_isa_name", "bn_isa_select"):
