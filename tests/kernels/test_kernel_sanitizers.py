@@ -30,7 +30,7 @@ def driver(request, tmp_path_factory):
     return compile_c(HERE / "sanitize.c", tmp_path_factory.mktemp("sanitize") / "sanitize", *flags)
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512", "avx512bf16"])
 def test_no_byte_too_far_and_no_number_wrong(driver, isa):
     done = subprocess.run([driver, isa], capture_output=True, text=True)
     assert done.returncode == 0 or "lacks it" in done.stdout, done.stdout + done.stderr
