@@ -43,16 +43,19 @@
 
 /* ---- threads ------------------------------------------------------------------------------------------------ */
 
-/* While waiting: leave the core to its other half, or to whoever has none. */
+/* While waiting: leave the core to its other half; to whoever has none; or for a while. */
 static void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
 #endif
 }
 
-static void yield(void) {
+static void yield(int long_since) {
 #if !defined(_WIN32)
-    sched_yield();
+    if (long_since) nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    else sched_yield();
+#else
+    (void)long_since;
 #endif
 }
 
@@ -72,31 +75,32 @@ typedef struct {
     int backwards;
 } phase;
 
-typedef struct {
-    _Atomic int64_t value;
-    char apart[64 - sizeof(int64_t)]; /* counters that do not share a cache line */
-} counter;
-
 enum { MAX_PHASES = 4 };
+
+/* A number for each phase; those of two threads do not share a cache line. */
+typedef struct {
+    _Atomic int64_t of[MAX_PHASES];
+    char apart[64 - MAX_PHASES * sizeof(int64_t)];
+} counters;
 
 typedef struct {
     const phase *phases;
     int64_t count, threads;
     void *context;
-    counter done[MAX_PHASES];
-    counter next[MAX_PHASES][MAX_THREADS];
+    counters done, next[MAX_THREADS];
 } job;
 
-static void wait_for(const counter *done, int64_t tasks) {
-    for (int64_t spins = 0; atomic_load_explicit(&done->value, memory_order_acquire) < tasks; spins++)
-        if (spins < 4096) relax();
-        else yield(); /* somebody with work of ours has no core */
+/* Usually for less than a microsecond. If it takes longer, somebody with work of ours has no core: then leave ours. */
+static void wait_for(const _Atomic int64_t *done, int64_t tasks) {
+    for (int64_t tries = 0; atomic_load_explicit(done, memory_order_acquire) < tasks; tries++)
+        if (tries < 4096) relax();
+        else yield(tries > 8192);
 }
 
 /* Every thread has a share of neighbouring tasks, the same one in every call, so that it meets its own data in its own
- * cache; when it is through, it helps the others, so that a thread that the system holds up, or does not start, holds up
- * nobody. Which thread runs a task never changes a result. A phase ends with its last task, not with its last thread:
- * starting and ending the threads for every phase takes longer. */
+ * cache; when it is through, it helps the others, so that nobody waits for a thread that has not come, but for a task that
+ * one has begun. Which thread runs a task never changes a result. A phase ends with its last task, not with its last
+ * thread: starting and ending the threads for every phase takes longer. */
 static void work(void *data) {
     job *j = data;
     const int64_t me = j->threads > 1 ? thread_number() : 0;
@@ -106,11 +110,11 @@ static void work(void *data) {
         for (int64_t i = 0; i < j->threads; i++) {
             const int64_t s = (me + i) % j->threads;
             const int64_t from = s * now->tasks / j->threads, end = (s + 1) * now->tasks / j->threads;
-            for (int64_t t; (t = atomic_fetch_add_explicit(&j->next[p][s].value, 1, memory_order_relaxed)) < end; ran++)
+            for (int64_t t; (t = atomic_fetch_add_explicit(&j->next[s].of[p], 1, memory_order_relaxed)) < end; ran++)
                 now->run(j->context, now->backwards ? from + end - 1 - t : t);
         }
-        if (ran) atomic_fetch_add_explicit(&j->done[p].value, ran, memory_order_acq_rel);
-        if (p + 1 < j->count) wait_for(&j->done[p], now->tasks);
+        if (ran) atomic_fetch_add_explicit(&j->done.of[p], ran, memory_order_acq_rel);
+        if (p + 1 < j->count) wait_for(&j->done.of[p], now->tasks);
     }
 }
 
@@ -128,8 +132,8 @@ static void parallel_phases(int64_t threads, const phase *phases, int64_t count,
     job j;
     j.phases = phases, j.count = count, j.threads = threads, j.context = context;
     for (int64_t p = 0; p < count; p++) {
-        atomic_init(&j.done[p].value, 0);
-        for (int64_t s = 0; s < threads; s++) atomic_init(&j.next[p][s].value, s * phases[p].tasks / threads);
+        atomic_init(&j.done.of[p], 0);
+        for (int64_t s = 0; s < threads; s++) atomic_init(&j.next[s].of[p], s * phases[p].tasks / threads);
     }
     gomp_parallel(work, &j, (unsigned)threads, 0);
 }
@@ -143,7 +147,8 @@ static void parallel(int64_t threads, int64_t tasks, task_fn run, void *context)
 enum { EXCHANGES = 1000 };
 
 typedef struct {
-    counter line;
+    _Atomic int64_t line;
+    char apart[64];
     _Atomic int given_up;
     double nanoseconds;
 } exchange;
@@ -156,7 +161,7 @@ static double nanoseconds_now(void) {
 
 /* Wait for a number in the line; but not for a thread that never came. */
 static int comes_up(exchange *e, int64_t number) {
-    for (int64_t spins = 0; atomic_load_explicit(&e->line.value, memory_order_acquire) != number; spins++) {
+    for (int64_t spins = 0; atomic_load_explicit(&e->line, memory_order_acquire) != number; spins++) {
         if (spins > 4000000) atomic_store(&e->given_up, 1);
         if (atomic_load_explicit(&e->given_up, memory_order_relaxed)) return 0;
         relax();
@@ -169,12 +174,12 @@ static void take_turns(void *data) {
     exchange *e = data;
     const int64_t me = thread_number();
     if (me > 1) return;
-    if (me == 1) atomic_store(&e->line.value, 0);
+    if (me == 1) atomic_store(&e->line, 0);
     else if (!comes_up(e, 0)) return;
     const double start = nanoseconds_now();
     for (int64_t i = 0; i < EXCHANGES; i++) {
         if (me == 1 && !comes_up(e, 2 * i + 1)) return;
-        atomic_store_explicit(&e->line.value, 2 * i + 1 + me, memory_order_release);
+        atomic_store_explicit(&e->line, 2 * i + 1 + me, memory_order_release);
         if (me == 1) continue;
         if (!comes_up(e, 2 * i + 2)) return;
         /* Two threads on one core would be at it for seconds. */
@@ -185,7 +190,7 @@ static void take_turns(void *data) {
 
 double bn_core_distance(void) {
     exchange e = {.nanoseconds = -1};
-    atomic_init(&e.line.value, -1);
+    atomic_init(&e.line, -1);
     if (gomp_parallel) gomp_parallel(take_turns, &e, 2, 0);
     return e.nanoseconds;
 }
@@ -335,7 +340,7 @@ static int64_t update_running(call *k) {
     int64_t bad = 0;
     for (int64_t c = 0; c < a->channels; c++)
         bad += !isfinite((float)k->mean[c]) | !isfinite((float)(k->var[c] * bessel));
-    for (int64_t c = 0; bad; c++)
+    for (int64_t c = 0; bad && c < a->channels; c++)
         if (!isfinite((float)k->mean[c]) || !isfinite((float)(k->var[c] * bessel))) return c + 1;
     for (int64_t c = 0; a->running_mean && c < a->channels; c++)
         a->running_mean[c] = (float)(a->momentum * k->mean[c] + keep * (double)a->running_mean[c]);
@@ -347,8 +352,9 @@ static int64_t update_running(call *k) {
 
 /* ---- one body, three instruction sets ----------------------------------------------------------------------- */
 
-/* Whether the CPU rounds to bfloat16 itself, in one instruction. */
-#if defined(__x86_64__) && ((defined(__clang__) && __clang_major__ >= 9) || (!defined(__clang__) && __GNUC__ >= 10))
+/* Whether bfloat16 is rounded by the CPU's own instruction (of compilers and assemblers that know it). */
+#if !defined(__x86_64__) || defined(__apple_build_version__)
+#elif (defined(__clang__) && __clang_major__ >= 9) || (!defined(__clang__) && __GNUC__ >= 10)
 #define BN_CONVERTS 1
 static int converts;
 #endif

@@ -239,8 +239,8 @@ static void NAME(add_chunks)(call *k, int64_t from, int64_t to) {
 
 /* ---- both sweeps, a chunk after the other ------------------------------------------------------------------------ */
 
-/* Channels of a task that has nothing to do with elements. */
-enum { NAME(PART) = 64 };
+/* Channels of a task that has nothing to do with elements: whole pairs of vectors. */
+enum { NAME(PART) = 32 };
 
 static void NAME(part_of_channels)(const call *k, int64_t task, int64_t *c0, int64_t *c1) {
     *c0 = task * NAME(PART);
@@ -259,13 +259,13 @@ static void NAME(prepare_part)(void *context, int64_t task) {
 /* Usually next to nothing; but channels whose sums overflow are read again, number by number. */
 static void NAME(finish_part)(void *context, int64_t task) {
     call *k = context;
-    const int64_t g = k->columns / k->a->channels;
+    const int64_t g = k->columns / k->a->channels; /* not `group`, which is 0 for runs */
     int64_t c0, c1;
     NAME(part_of_channels)(k, task, &c0, &c1);
     NAME(add_chunks)(k, c0 * g, c1 * g);
     double *sums = k->partial + c0 * g, *products = sums + k->columns;
     if (NAME(finish_columns)(k, c0, c1, sums, products, k->final)) atomic_store(&k->again, 1);
-    else NAME(of_columns)(k, c0, c1, 0, NAME(coefficients_after)(k->a));
+    else if (NAME(needs_output)(k->a)) NAME(of_columns)(k, c0, c1, 0, NAME(coefficients_after)(k->a));
 }
 
 /* Sums, coefficients, output, each in `tasks` parts of the tensor; the output backwards, because a thread's last part is

@@ -61,7 +61,8 @@ INLINE void NAME(add_at)(double *p, vf v) {
 INLINE vdh NAME(folded)(vf v) { return NAME(widened_half)(NAME(half)(v, 0) + NAME(half)(v, 1)); }
 
 /* bfloat16 is the upper half of a float32. Of two neighbouring vectors it costs less to take the elements with even numbers
- * as one and those with odd numbers as the other, where it does not matter which is which. `bf16` says what is meant. */
+ * as one and those with odd numbers as the other: in a run, whose elements are alike, or where coefficients and sums are in
+ * that order, too (`spread`, `unpair`). `bf16` says what is meant. */
 enum { NAME(EVEN) = 2, NAME(ODD) = 3 };
 
 INLINE vf NAME(load)(const void *p, int64_t i, int bf16) {
