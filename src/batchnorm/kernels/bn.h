@@ -10,7 +10,7 @@
 #define BN_API __attribute__((visibility("default")))
 #endif
 
-enum { BN_ABI = 4 };
+enum { BN_ABI = 5 };
 
 /* TRAIN is MOMENTS then APPLY in one call, BACKWARD_TRAIN is GRAD_SUMS then GRAD_APPLY: the halves are for a caller who
  * does something in between, such as adding the sums of other processes. */

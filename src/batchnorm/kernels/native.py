@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ABI = 4
+ABI = 5
 SAVED_ROWS = 5
 TRAIN, EVAL, MOMENTS, APPLY, BACKWARD_TRAIN, BACKWARD_EVAL, GRAD_SUMS, GRAD_APPLY = range(8)
 AUX_NONE, AUX_BITS, AUX_RESIDUAL = range(3)
