@@ -1,7 +1,8 @@
 """The one thing pyproject.toml cannot say: the C kernel is an optional shared library, not a Python extension.
 
-It is loaded with ctypes and knows nothing of Python, so one wheel (tag py3-none-<platform>) serves every version. If
-it cannot be compiled, the install goes on without it and torch's operators do the work.
+It is loaded with ctypes and knows nothing of Python. The short way to it is an extension, but one for Python's stable
+ABI, and one that can be done without. So one wheel (tag py3-none-<platform>) serves every version. What cannot be
+compiled, the install goes on without: torch's operators do the kernel's work, Python code finds the way to it.
 """
 
 from pathlib import Path
@@ -10,34 +11,58 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
+HEADERS = sorted(map(str, Path("src/batchnorm/kernels").glob("*.h")))
 KERNEL = Extension(
     "batchnorm.kernels._bn",
     sources=["src/batchnorm/kernels/bn.c"],
-    depends=sorted(map(str, Path("src/batchnorm/kernels").glob("*.h"))),
+    depends=HEADERS,
     # Nobody reads errno or floating-point traps; without them, loops with sqrt and comparisons become vector code.
     extra_compile_args=[
         "-std=gnu11", "-O3", "-g0", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi",
     ],
     libraries=["m"],
 )  # fmt: skip
+CALL = Extension(
+    "batchnorm.kernels._call",
+    sources=["src/batchnorm/kernels/call.c"],
+    depends=HEADERS,
+    extra_compile_args=["-std=gnu11", "-O2", "-g0"],
+    py_limited_api=True,
+)
+WITHOUT = {
+    KERNEL.name: "the C kernel could not be built; torch's own operators will be used, which are slower",
+    CALL.name: "the short way to the C kernel could not be built (are Python's headers there?); every call will take "
+    "some microseconds longer",
+}
 
 
 class BuildKernel(build_ext):
     """Build the library under its plain name; a failure costs speed, not the install."""
 
     def get_ext_filename(self, fullname):
+        if CALL.name.endswith(fullname):  # it is asked for by the last part of the name, too
+            return super().get_ext_filename(fullname)
         return "/".join(fullname.split(".")) + ".so"
 
     def get_export_symbols(self, ext):
-        return []
+        return super().get_export_symbols(ext) if ext is CALL else []
+
+    def build_extension(self, ext):
+        try:
+            super().build_extension(ext)
+        except Exception as error:
+            self.leave_out([ext], error)
 
     def run(self):
         try:
             super().run()
         except Exception as error:
-            print(f"batchnorm: the C kernel could not be built ({error}).")
-            print("batchnorm: installing without it; torch's own operators will be used, which are slower.")
-            self.extensions = []
+            self.leave_out(self.extensions, error)
+
+    def leave_out(self, extensions, error):
+        for ext in extensions:
+            print(f"batchnorm: {WITHOUT[ext.name]} ({error}).")
+        self.extensions = [ext for ext in self.extensions if ext not in extensions]
 
     def get_outputs(self):
         return super().get_outputs() if self.extensions else []
@@ -54,4 +79,4 @@ class AnyPython(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-setup(ext_modules=[KERNEL], cmdclass={"build_ext": BuildKernel, "bdist_wheel": AnyPython})
+setup(ext_modules=[KERNEL, CALL], cmdclass={"build_ext": BuildKernel, "bdist_wheel": AnyPython})

@@ -1,10 +1,11 @@
-"""What all tests share: both paths to the arithmetic, and that what a test imports from its folder is gone after it."""
+"""What all tests share: all paths to the arithmetic, and that what a test imports from its folder is gone after it."""
 
 import sys
 
 import pytest
 
 from batchnorm import kernels
+from batchnorm.kernels import call
 
 
 @pytest.fixture(autouse=True)
@@ -18,10 +19,15 @@ def _imports_of_this_test_only(tmp_path_factory):
             del sys.modules[name]
 
 
-@pytest.fixture(params=["native", "torch"])
+@pytest.fixture(params=["native", "python", "torch"])
 def path(request, monkeypatch):
+    """How a call goes: to the kernel the short way (where it is plain), to the kernel through Python, or to torch."""
     if request.param == "torch":
         monkeypatch.setattr(kernels, "_kernel", None)
     elif kernels.kernel() is None:
         pytest.skip(f"no compiled kernel: {kernels.describe()}")
+    elif request.param == "python":
+        monkeypatch.setattr(call, "normalize", None)
+    elif call.normalize is None:
+        pytest.skip(call.reason)
     return request.param

@@ -20,7 +20,7 @@ from batchnorm.checks import (
     report_nonfinite,
 )
 from batchnorm.errors import BatchNormError
-from batchnorm.kernels import differentiable, fallback
+from batchnorm.kernels import call, differentiable, fallback
 from batchnorm.kernels.differentiable import CODES, Rest, Setting
 from batchnorm.kernels.native import ACTIVATIONS
 from batchnorm.masks import as_mask
@@ -145,7 +145,16 @@ def normalize(
     name = activation or "none"
     kernel = kernels.kernel()
     plain = mask is None and groups == 1 and moments is None and reduce is None
-    if not plain:
+    slope = negative_slope if name == "leaky_relu" else 0.0
+    if plain:
+        if call.normalize is not None and kernel is not None and not _compiling():
+            done: tuple[Tensor, bool | None] | None = call.normalize(
+                kernel.run, x, running_mean, running_var, weight, bias, residual, batches, training, momentum, eps,
+                name, slope,
+            )  # fmt: skip
+            if done is not None:
+                return done
+    else:
         check_dimensions(x, where)
         if mask is not None:
             mask = as_mask(mask, x, where)
@@ -181,7 +190,6 @@ def normalize(
         x, like, layout = _dense(x, mask is not None)
     if residual is not None and residual.stride() != x.stride():
         residual = torch.empty_like(x).copy_(residual)
-    slope = negative_slope if name == "leaky_relu" else 0.0
     if moments is None and groups == 1:
         marks = None if mask is None else _bytes(mask)
         # Small batches are all overhead, and this makes the same tuples in a fifth of the time.

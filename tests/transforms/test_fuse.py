@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import batchnorm as bn
-from batchnorm import kernels
 from batchnorm.errors import NotEquivalent
 from batchnorm.transforms.gradients import apart, step, verify_gradients
 from batchnorm.transforms.rewrite import Wanted, rewrite
@@ -19,15 +18,6 @@ from batchnorm.transforms.rewrite import Wanted, rewrite
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
-
-
-@pytest.fixture(params=["native", "torch"])
-def path(request, monkeypatch):
-    if request.param == "torch":
-        monkeypatch.setattr(kernels, "_kernel", None)
-    elif kernels.kernel() is None:
-        pytest.skip(kernels.describe())
-    return request.param
 
 
 def conv_bn(channels=16):

@@ -23,4 +23,6 @@ def describe() -> str:
     >>> print(describe())  # doctest: +SKIP
     native kernel (avx2), on torch's own threads
     """
-    return _reason
+    from batchnorm.kernels import call  # which imports from here
+
+    return f"{_reason}{'; ' + call.reason if _kernel is not None and call.reason else ''}"

@@ -25,7 +25,7 @@ _transforming = torch._C._are_functorch_transforms_active
 _FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
 _FLOAT64 = torch.empty(0, dtype=torch.float64, device="cpu")
 _UINT8 = torch.empty(0, dtype=torch.uint8, device="cpu")
-_KINKED = ("relu", "relu6", "leaky_relu")  # their slope is one of two numbers: a bit tells which
+KINKED = ("relu", "relu6", "leaky_relu")  # their slope is one of two numbers: a bit tells which
 
 
 class Setting(NamedTuple):
@@ -68,7 +68,7 @@ def differentiable(
         or (residual is not None and residual.requires_grad)
     ):
         return _apply(x, weight, bias, residual, rest)
-    return _Native.forward(None, x, weight, bias, residual, rest)
+    return Native.forward(None, x, weight, bias, residual, rest)
 
 
 def moments(x: Tensor, setting: Setting) -> Tensor:
@@ -139,14 +139,19 @@ def _call(
             total,
         )
     )
-    if code < 0:  # it could not do its work, and its outputs are not to be looked at
-        if code == -1:
-            raise MemoryError(f"no memory for the statistics of a batch of shape {list(x.shape)}")
-        raise BatchNormError(f"the kernel refused an input of shape {list(x.shape)} (code {code})")
+    if code < 0:
+        refuse(x, code)
     return code
 
 
-class _Native(torch.autograd.Function):
+def refuse(x: Tensor, code: int) -> None:
+    """Raise what a negative code means: the kernel could not do its work, and its outputs are not to be looked at."""
+    if code == -1:
+        raise MemoryError(f"no memory for the statistics of a batch of shape {list(x.shape)}")
+    raise BatchNormError(f"the kernel refused an input of shape {list(x.shape)} (code {code})")
+
+
+class Native(torch.autograd.Function):
     """The kernel's two directions. A second derivative is taken of `fallback.composite`."""
 
     @staticmethod
@@ -178,7 +183,7 @@ class _Native(torch.autograd.Function):
         # slope is no bit, the residual.
         aux, bits = AUX_NONE, None
         if residual is not None:
-            aux = AUX_BITS if ctx is not None and name in _KINKED else AUX_RESIDUAL
+            aux = AUX_BITS if ctx is not None and name in KINKED else AUX_RESIDUAL
             if aux == AUX_BITS:
                 row = (channels + 7) // 8 if positions == 1 else channels * ((positions + 7) // 8)
                 bits = _UINT8.new_empty(batch * row + 4)
@@ -226,6 +231,7 @@ class _Native(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        """Return the gradients of what `forward` was given."""
         if torch.is_grad_enabled() or _transformed(dy):
             return _differentiable_backward(ctx, dy)
         x, weight, bias, saved, auxiliary, mask = _saved(ctx)
@@ -289,9 +295,9 @@ class _Native(torch.autograd.Function):
         )
 
 
-# What `_Native.apply` comes down to where no function transform is active, as `functional` has made sure: the method
+# What `Native.apply` comes down to where no function transform is active, as `functional` has made sure: the method
 # around it that looks for them takes as long as the kernel does on a small batch.
-_apply: Callable[..., Tensor] = super(torch.autograd.Function, _Native).apply
+_apply: Callable[..., Tensor] = super(torch.autograd.Function, Native).apply
 
 
 def _saved(ctx: Any) -> tuple[Any, ...]:

@@ -104,6 +104,7 @@ def load(path: Path = LIBRARY) -> tuple[Kernel | None, str]:
         return None, f"torch's operators: the compiled kernel cannot be loaded ({error})"
     library.bn_run.argtypes = [ctypes.c_char_p]
     library.bn_run.restype = ctypes.c_int64
+    library.bn_run.address = ctypes.cast(library.bn_run, ctypes.c_void_p).value  # type: ignore[attr-defined]  # for call.c
     library.bn_isa_name.restype = ctypes.c_char_p
     library.bn_core_distance.restype = ctypes.c_double
     for name in ("bn_isa_count", "bn_isa_current", "bn_isa_select"):

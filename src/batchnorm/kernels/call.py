@@ -1,0 +1,71 @@
+"""The plain case's way to the kernel and back, in C (``call.c``), where that was compiled."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from batchnorm.kernels import differentiable, native
+from batchnorm.kernels.differentiable import Setting, refuse
+
+try:
+    from batchnorm.kernels import _call  # type: ignore[attr-defined]
+except ImportError:
+    _call = None
+
+SWITCH = "BATCHNORM_CALL"
+
+
+class _Plain(differentiable.Native):
+    """`Native`, whose two directions begin in C. What is not plain on the way back, Python does."""
+
+    if _call is not None:
+        forward = staticmethod(_call.forward)
+        backward = staticmethod(_call.backward)
+
+
+def load() -> tuple[Any, str]:
+    """Return ``normalize`` of ``call.c``, or None and a sentence that says why.
+
+    >>> normalize, reason = load()
+    >>> (normalize is None) == bool(reason)
+    True
+    """
+    if os.environ.get(SWITCH) == "python":
+        return None, f"called from Python, as {SWITCH}=python asks"
+    if _call is None:
+        return None, "called from Python: call.c was not compiled when batchnorm was installed (no Python headers?)"
+    if _call.abi != native.ABI:
+        return None, "called from Python: the compiled call.c belongs to another version of batchnorm; reinstall it"
+    _call.setup(
+        Tensor=Tensor,
+        Parameter=torch.nn.Parameter,
+        float32=torch.float32,
+        bfloat16=torch.bfloat16,
+        int64=torch.int64,
+        uint8=torch.uint8,
+        from_dlpack=torch._C._from_dlpack,
+        empty_like=torch.empty_like,
+        is_grad_enabled=torch.is_grad_enabled,
+        get_num_threads=torch.get_num_threads,
+        increment_version=torch._C._increment_version,
+        get_tracing_state=torch._C._get_tracing_state,
+        transforming=torch._C._are_functorch_transforms_active,
+        dispatching=torch._C._len_torch_dispatch_stack,
+        forward_ad=forward_ad,
+        activations=native.ACTIVATIONS,
+        kinked=frozenset(differentiable.KINKED),
+        setting=Setting,
+        new_tuple=tuple.__new__,
+        apply=super(torch.autograd.Function, _Plain).apply,
+        python_backward=differentiable.Native.backward,
+        refuse=refuse,
+    )
+    return _call.normalize, ""
+
+
+normalize, reason = load()
