@@ -27,7 +27,7 @@ def path(request, monkeypatch):
     elif kernels.kernel() is None:
         pytest.skip(f"no compiled kernel: {kernels.describe()}")
     elif request.param == "python":
-        monkeypatch.setattr(call, "normalize", None)
-    elif call.normalize is None:
+        monkeypatch.setattr(call, "short", None)
+    elif call.short is None:
         pytest.skip(call.reason)
     return request.param

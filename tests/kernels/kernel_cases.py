@@ -339,7 +339,7 @@ def path(name, kernel=None):
     """
     if name == "python":
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(short_way, "normalize", None)
+            patch.setattr(short_way, "short", None)
             with path(kernels.kernel().isa if kernels.kernel() else "native"):
                 yield
         return

@@ -22,7 +22,7 @@ from batchnorm.kernels import call
 from batchnorm.layers.batch import _Fast
 
 pytestmark = pytest.mark.skipif(
-    kernels.kernel() is None or call.normalize is None, reason=f"no short way: {kernels.describe()}"
+    kernels.kernel() is None or call.short is None, reason=f"no short way: {kernels.describe()}"
 )
 
 SHAPES = {
@@ -59,7 +59,7 @@ def results(layer, x, residual, dy, monkeypatch, way):
     layer.reset_running_stats()
     with monkeypatch.context() as patch:
         if way == "python":
-            patch.setattr(call, "normalize", None)
+            patch.setattr(call, "short", None)
         versions = [buffer._version for buffer in layer.buffers()]
         y = layer(x, residual)
         versions = [buffer._version - before for buffer, before in zip(layer.buffers(), versions, strict=True)]
@@ -139,7 +139,7 @@ def test_training_that_is_no_bool_means_what_it_means_in_python(monkeypatch, val
     mean = torch.full((64,), 3.0)
     arguments = tensor("rows"), mean, torch.ones(64), None, None, value, 0.0, 1e-5, None, None, 0.0
     y, _ = normalize(*arguments)
-    monkeypatch.setattr(call, "normalize", None)
+    monkeypatch.setattr(call, "short", None)
     assert torch.equal(y, normalize(*arguments)[0])
     assert (y.mean() < -2) == (not value)
 
@@ -183,7 +183,7 @@ def step(way, monkeypatch, backward, residual=True, activation="relu"):
     x, r = (torch.randn(4, 32, 5, 5, requires_grad=True) for _ in range(2))
     with monkeypatch.context() as patch:
         if way == "python":
-            patch.setattr(call, "normalize", None)
+            patch.setattr(call, "short", None)
         y = layer(x, r if residual else None)
         assert short(y) == (way == "c")
     return backward(y, [x, layer.weight, layer.bias, *([r] if residual else [])])
@@ -325,7 +325,7 @@ def test_a_kernel_without_an_address_is_called_from_python(monkeypatch):
 def test_arguments_of_another_kind():
     from batchnorm.kernels import _call
 
-    with pytest.raises(TypeError, match="13 arguments"):
+    with pytest.raises(TypeError, match="12 arguments"):
         _call.normalize(1)
     with pytest.raises(TypeError, match="what normalize gives it"):
         _call.forward(1)

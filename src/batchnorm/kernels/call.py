@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from batchnorm import kernels
 from batchnorm.kernels import differentiable, native
 from batchnorm.kernels.differentiable import Setting, refuse
 
@@ -18,6 +19,9 @@ except ImportError:
     _call = None
 
 SWITCH = "BATCHNORM_CALL"
+
+# Layers whose whole ``forward`` may go this way, with the dimensions of their inputs: the classes enter themselves.
+LAYERS: dict[type, tuple[int, ...]] = {}
 
 
 class _Plain(differentiable.Native):
@@ -29,10 +33,10 @@ class _Plain(differentiable.Native):
 
 
 def load() -> tuple[Any, str]:
-    """Return ``normalize`` of ``call.c``, or None and a sentence that says why.
+    """Return ``call.c``, ready to be called, or None and a sentence that says why.
 
-    >>> normalize, reason = load()
-    >>> (normalize is None) == bool(reason)
+    >>> short, reason = load()
+    >>> (short is None) == bool(reason)
     True
     """
     if os.environ.get(SWITCH) == "python":
@@ -41,15 +45,18 @@ def load() -> tuple[Any, str]:
         return None, "called from Python: call.c was not compiled when batchnorm was installed (no Python headers?)"
     if _call.abi != native.ABI:
         return None, "called from Python: the compiled call.c belongs to another version of batchnorm; reinstall it"
+    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if exchange is None:
+        return None, f"called from Python: torch {torch.__version__} does not offer DLPack's functions"
+    try:
+        _call.connect(exchange)
+    except ImportError as error:
+        return None, f"called from Python: torch {torch.__version__} offers {error}"
     _call.setup(
         Tensor=Tensor,
         Parameter=torch.nn.Parameter,
-        float32=torch.float32,
-        bfloat16=torch.bfloat16,
-        int64=torch.int64,
-        uint8=torch.uint8,
-        from_dlpack=torch._C._from_dlpack,
-        empty_like=torch.empty_like,
+        kernels=kernels,
+        layers=LAYERS,
         is_grad_enabled=torch.is_grad_enabled,
         get_num_threads=torch.get_num_threads,
         increment_version=torch._C._increment_version,
@@ -59,13 +66,15 @@ def load() -> tuple[Any, str]:
         forward_ad=forward_ad,
         activations=native.ACTIVATIONS,
         kinked=frozenset(differentiable.KINKED),
+        none="none",
+        zero=0.0,
         setting=Setting,
         new_tuple=tuple.__new__,
         apply=super(torch.autograd.Function, _Plain).apply,
         python_backward=differentiable.Native.backward,
         refuse=refuse,
     )
-    return _call.normalize, ""
+    return _call, ""
 
 
-normalize, reason = load()
+short, reason = load()

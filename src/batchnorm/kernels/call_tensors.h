@@ -1,29 +1,31 @@
-/* Tensors as call.c sees them: looked at through their Python attributes, and made. */
+/* Tensors as call.c sees them: looked at, and made. */
 #ifndef BATCHNORM_CALL_TENSORS_H
 #define BATCHNORM_CALL_TENSORS_H
 
 /* What `setup` is given, by name: the objects of torch and of this package that the way leads through. */
 #define GIVEN(X)                                                                                                            \
-    X(Tensor) X(Parameter) X(float32) X(bfloat16) X(int64) X(uint8) X(from_dlpack) X(empty_like) X(is_grad_enabled)           \
-    X(get_num_threads) X(increment_version) X(get_tracing_state) X(transforming) X(dispatching) X(forward_ad) X(activations)  \
-    X(kinked) X(setting) X(new_tuple) X(apply) X(python_backward) X(refuse)
+    X(Tensor) X(Parameter) X(kernels) X(layers) X(is_grad_enabled) X(get_num_threads) X(increment_version)          \
+    X(get_tracing_state) X(transforming) X(dispatching) X(forward_ad) X(activations) X(kinked) X(none) X(zero) X(setting)     \
+    X(new_tuple) X(apply) X(python_backward) X(refuse)
 #define DECLARE(name) static PyObject *given_##name;
 GIVEN(DECLARE)
 
 /* Names of attributes, interned once. */
 #define NAMES(X)                                                                                                            \
-    X(dtype) X(is_cpu) X(shape) X(stride) X(data_ptr) X(requires_grad) X(to_save) X(rest) X(saved_tensors)                    \
-    X(needs_input_grad) X(_current_level) X(address)
+    X(requires_grad) X(to_save) X(rest) X(saved_tensors) X(needs_input_grad) X(_current_level) X(_kernel) X(run) X(address)   \
+    X(_parameters) X(_buffers) X(weight) X(bias) X(running_mean) X(running_var) X(num_batches_tracked) X(training)            \
+    X(track_running_stats) X(statistics) X(update) X(momentum) X(eps) X(activation) X(negative_slope) X(_refused)
 #define DECLARE_NAME(name) static PyObject *name_##name;
 NAMES(DECLARE_NAME)
 
-/* A tensor as far as the kernel cares. */
-typedef struct {
-    PyObject *dtype; /* not owned: torch keeps its dtypes */
-    int ndim;
-    int64_t shape[MOST_DIMENSIONS], stride[MOST_DIMENSIONS], numel;
-    void *data;
-} view;
+enum { MOST_DIMENSIONS = 5, ALIGNMENT = 64 };
+
+static const dlpack_type FLOAT32 = {DLPACK_FLOAT, 32, 1}, BFLOAT16 = {DLPACK_BFLOAT, 16, 1}, INT64 = {DLPACK_INT, 64, 1},
+                         UINT8 = {DLPACK_UINT, 8, 1};
+
+static int same_type(dlpack_type a, dlpack_type b) { return a.kind == b.kind && a.bits == b.bits && a.lanes == b.lanes; }
+
+/* ---- looked at ---------------------------------------------------------------------------------------------- */
 
 /* Answers of the functions below: what is not plain is no error. */
 enum answer { FAILED = -1, DECLINED = 0, SERVED = 1 };
@@ -38,74 +40,45 @@ static enum answer declined_if_runtime_error(void) {
 static enum answer truth(PyObject *object, PyObject *name) {
     PyObject *value = PyObject_GetAttr(object, name);
     if (value == NULL) return declined_if_runtime_error();
-    int yes = value == Py_True;
     Py_DECREF(value);
-    return yes ? SERVED : DECLINED;
+    return value == Py_True ? SERVED : DECLINED;
 }
 
-static int read_sizes(PyObject *tuple, int64_t *into) {
-    Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : -1;
-    if (count < 0 || count > MOST_DIMENSIONS) return -1;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        into[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
-        if (into[i] == -1 && PyErr_Occurred()) {
-            PyErr_Clear(); /* a symbolic size */
-            return -1;
-        }
-    }
-    return (int)count;
-}
-
-static enum answer address(PyObject *tensor, void **into) {
-    PyObject *number = PyObject_CallMethodObjArgs(tensor, name_data_ptr, NULL);
-    if (number == NULL) return declined_if_runtime_error();
-    *into = PyLong_AsVoidPtr(number);
-    Py_DECREF(number);
-    return PyErr_Occurred() ? FAILED : SERVED;
-}
-
-/* Read a plain tensor in this process's memory; anything else is declined. */
-static enum answer look(PyObject *tensor, view *into) {
+/* Read a plain tensor in this process's memory; anything else is declined. Its sizes are the tensor's own. */
+static enum answer look(PyObject *tensor, dlpack_tensor *into) {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     if (type != given_Tensor && type != given_Parameter) return DECLINED;
-    enum answer answer = truth(tensor, name_is_cpu);
-    if (answer != SERVED) return answer;
-    if ((into->dtype = PyObject_GetAttr(tensor, name_dtype)) == NULL) return declined_if_runtime_error();
-    Py_DECREF(into->dtype);
-    PyObject *shape = PyObject_GetAttr(tensor, name_shape);
-    if (shape == NULL) return declined_if_runtime_error();
-    into->ndim = read_sizes(shape, into->shape);
-    Py_DECREF(shape);
-    PyObject *stride = PyObject_CallMethodObjArgs(tensor, name_stride, NULL);
-    if (stride == NULL) return declined_if_runtime_error();
-    int strides = read_sizes(stride, into->stride);
-    Py_DECREF(stride);
-    if (into->ndim < 0 || strides != into->ndim) return DECLINED;
-    into->numel = 1;
-    for (int d = 0; d < into->ndim; d++) into->numel *= into->shape[d];
-    return address(tensor, &into->data);
+    if (dlpack->look(tensor, into) != 0) return declined_if_runtime_error();
+    into->data = (char *)into->data + into->byte_offset;
+    return into->device.type == DLPACK_CPU && into->ndim <= MOST_DIMENSIONS ? SERVED : DECLINED;
+}
+
+static int64_t numel(const dlpack_tensor *t) {
+    int64_t count = 1;
+    for (int d = 0; d < t->ndim; d++) count *= t->shape[d];
+    return count;
 }
 
 /* Whether memory holds the dimensions in this order, the last one fastest, without gaps. */
-static int is_dense(const view *v, const int *order) {
+static int is_dense(const dlpack_tensor *t, const int *order) {
     int64_t expected = 1;
-    for (int i = v->ndim - 1; i >= 0; i--) {
+    for (int i = t->ndim - 1; i >= 0; i--) {
         int d = order[i];
-        if (v->shape[d] != 1 && v->stride[d] != expected) return 0;
-        expected *= v->shape[d];
+        if (t->shape[d] != 1 && t->strides[d] != expected) return 0;
+        expected *= t->shape[d];
     }
     return 1;
 }
 
-static int is_contiguous(const view *v) {
+static int is_contiguous(const dlpack_tensor *t) {
     static const int order[MOST_DIMENSIONS] = {0, 1, 2, 3, 4};
-    return is_dense(v, order);
+    return is_dense(t, order);
 }
 
-static int same_places(const view *a, const view *b) {
-    if (a->ndim != b->ndim || a->dtype != b->dtype) return 0;
+static int same_places(const dlpack_tensor *a, const dlpack_tensor *b) {
+    if (a->ndim != b->ndim || !same_type(a->type, b->type)) return 0;
     for (int d = 0; d < a->ndim; d++)
-        if (a->shape[d] != b->shape[d] || a->stride[d] != b->stride[d]) return 0;
+        if (a->shape[d] != b->shape[d] || a->strides[d] != b->strides[d]) return 0;
     return 1;
 }
 
@@ -113,40 +86,59 @@ static int same_places(const view *a, const view *b) {
 static enum answer row(PyObject *tensor, int64_t channels, void **into) {
     *into = NULL;
     if (tensor == Py_None) return SERVED;
-    view v;
-    enum answer answer = look(tensor, &v);
+    dlpack_tensor t;
+    enum answer answer = look(tensor, &t);
     if (answer != SERVED) return answer;
-    if (v.ndim != 1 || v.shape[0] != channels || v.dtype != given_float32 || !is_contiguous(&v)) return DECLINED;
-    *into = v.data;
+    if (t.ndim != 1 || t.shape[0] != channels || !same_type(t.type, FLOAT32) || !is_contiguous(&t)) return DECLINED;
+    *into = t.data;
     return SERVED;
 }
 
-/* A new tensor that is not torch's own: see call_memory.h. */
-static PyObject *fresh(const view *v, int bits, int kind) {
-    PyObject *capsule = new_memory(v->ndim, v->shape, v->stride, bits, kind);
-    if (capsule == NULL) return NULL;
-    PyObject *tensor = PyObject_CallFunctionObjArgs(given_from_dlpack, capsule, NULL);
-    Py_DECREF(capsule);
+/* ---- made --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    dlpack_managed managed; /* first: a pointer to it is one to the whole */
+    int64_t shape[MOST_DIMENSIONS], strides[MOST_DIMENSIONS];
+} header;
+
+static void free_header(dlpack_managed *managed) { free(managed); }
+
+/* A new tensor, and where its memory is.
+ *
+ * torch asks glibc for memory at a cache line's boundary, and glibc (seen with 2.36) cuts it out of a larger piece. What is
+ * left of that goes to the thread's list of small pieces, so that it cannot grow together again when the tensor is freed, and
+ * the next tensor of this size does not fit. Step by step they wander through the heap, and are in no cache. Asked for plainly,
+ * with room for the boundary, the same piece comes again: with gradients that come so, steps of 0.5 to 8 MB took 1.0 to 1.15
+ * times less. Their storage cannot grow (torch's word is "resizable"), as with memory that came from NumPy; the output of a
+ * layer, which programs do resize to save memory, is torch's own. */
+static PyObject *fresh(int ndim, const int64_t *shape, const int64_t *strides, dlpack_type type, void *where) {
+    int64_t count = 1;
+    for (int d = 0; d < ndim; d++) count *= shape[d];
+    header *h = malloc(sizeof *h + ALIGNMENT + (size_t)count * type.bits / 8);
+    if (h == NULL) return PyErr_NoMemory();
+    memcpy(h->shape, shape, (size_t)ndim * sizeof *shape);
+    memcpy(h->strides, strides, (size_t)ndim * sizeof *strides);
+    char *end = (char *)(h + 1), *data = end + (-(uintptr_t)end & (ALIGNMENT - 1));
+    h->managed = (dlpack_managed){
+        .version = dlpack->version,
+        .deleter = free_header,
+        .tensor = {.data = data, .device = {DLPACK_CPU, 0}, .ndim = ndim, .type = type, .shape = h->shape, .strides = h->strides}};
+    void *tensor;
+    if (dlpack->to_object(&h->managed, &tensor) != 0) return NULL;
+    memcpy(where, &data, sizeof data);
     return tensor;
 }
 
-static PyObject *fresh_gradient(const view *v) {
-    return v->dtype == given_bfloat16 ? fresh(v, 16, DLPACK_BFLOAT) : fresh(v, 32, DLPACK_FLOAT);
+static PyObject *fresh_like(const dlpack_tensor *t, void *where) {
+    return fresh(t->ndim, t->shape, t->strides, t->type, where);
 }
 
-static PyObject *fresh_rows(int64_t rows, int64_t channels) {
-    view v = {.ndim = 2, .shape = {rows, channels}, .stride = {channels, 1}};
-    return fresh(&v, 32, DLPACK_FLOAT);
+static PyObject *fresh_row(int64_t count, dlpack_type type, void *where) {
+    return fresh(1, &count, &(int64_t){1}, type, where);
 }
 
-static PyObject *fresh_row(int64_t channels) {
-    view v = {.ndim = 1, .shape = {channels}, .stride = {1}};
-    return fresh(&v, 32, DLPACK_FLOAT);
-}
-
-static PyObject *fresh_bytes(int64_t count) {
-    view v = {.ndim = 1, .shape = {count}, .stride = {1}};
-    return fresh(&v, 8, DLPACK_UINT);
+static PyObject *fresh_rows(int64_t rows, int64_t columns, void *where) {
+    return fresh(2, (int64_t[]){rows, columns}, (int64_t[]){columns, 1}, FLOAT32, where);
 }
 
 #endif

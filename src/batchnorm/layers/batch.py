@@ -12,12 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchnorm.checks import NONFINITE, report_nonfinite
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import normalize
+from batchnorm.kernels import call
 from batchnorm.kernels.native import ACTIVATIONS
 from batchnorm.masks import as_mask
 from batchnorm.moments import Moments
 
 STATISTICS = ("auto", "batch", "running")
 ONE_VALUE = ("raise", "running")
+_tracing_bytecode = torch.compiler.is_dynamo_compiling  # cheaper than is_compiling; other tracers bring other tensors
 _TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
@@ -118,6 +120,11 @@ class _Fast(_BatchNorm):
         ``mask`` is for padded batches: true where a position counts, or the lengths. The rest is not looked at, and
         is zero in the output.
         """
+        # The plain case all at once, in C; it answers None to any other, and all that follows is for those.
+        if mask is None and not _tracing_bytecode() and call.short is not None:
+            done: Tensor | None = call.short.layer(self, input, residual)
+            if done is not None:
+                return done
         if isinstance(input, Proxy):  # torch.fx is tracing: be one node of the graph, as torch's own layers are
             tracer = input.tracer
             given = {"residual": residual, "mask": mask}
@@ -148,8 +155,12 @@ class _Fast(_BatchNorm):
             if batches is not None:
                 batches.add_(1 if finite is True else finite)
             if finite is not True and not torch.compiler.is_compiling():
-                report_nonfinite(finite, self.nonfinite, type(self).__name__)
+                self._refused(finite)
         return y
+
+    def _refused(self, finite: Tensor | bool = False) -> None:
+        """Say that the running statistics do not have this batch, if so it is."""
+        report_nonfinite(finite, self.nonfinite, type(self).__name__)
 
     def _apply_to(
         self, x: Tensor, residual: Tensor | None, held: Tensors, training: bool, momentum: float, mask: Tensor | None
@@ -320,3 +331,6 @@ class BatchNorm3d(_Fast, nn.BatchNorm3d):
     """
 
     dimensions = (5,)
+
+
+call.LAYERS.update({layer: layer.dimensions for layer in (BatchNorm1d, BatchNorm2d, BatchNorm3d)})
