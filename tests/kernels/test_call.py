@@ -331,10 +331,30 @@ def test_arguments_of_another_kind():
         _call.forward(1)
     with pytest.raises(ValueError, match="PyCapsule_GetPointer"):
         _call.forward(1, 2, 3, 4, 5, 6)
+    with pytest.raises(TypeError, match="a layer, an input and a residual"):
+        _call.layer(1)
     with pytest.raises(TypeError, match="a ctx and a gradient"):
         _call.backward()
     with pytest.raises(TypeError, match="setup needs Tensor"):
         _call.setup(anything=1)
+    assert short(batch_norm(tensor("rows").requires_grad_(), None, None, training=True))
+
+
+class Functions(ctypes.Structure):
+    """DLPack's functions, as far as their version."""
+
+    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("rest", ctypes.c_void_p * 6)]
+
+
+def test_another_version_of_dlpack_is_not_used(monkeypatch):
+    functions = Functions(2, 5)
+    new_capsule = ctypes.pythonapi.PyCapsule_New
+    new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    capsule = new_capsule(ctypes.addressof(functions), b"dlpack_exchange_api", None)
+    monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", capsule)
+    assert call.load() == (None, f"called from Python: torch {torch.__version__} offers DLPack 2.5, and not 1")
+    monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    assert call.load() == (None, f"called from Python: torch {torch.__version__} does not offer DLPack's functions")
     assert short(batch_norm(tensor("rows").requires_grad_(), None, None, training=True))
 
 
@@ -388,7 +408,7 @@ def test_without_pythons_headers_the_kernel_is_built_alone(tmp_path):
 
 @pytest.mark.slow
 def test_the_sanitizers_find_nothing(tmp_path):
-    """All of this file again, with call.c under AddressSanitizer and UBSan, in a copy of the package."""
+    """All of this again, with call.c under AddressSanitizer and UBSan, in a copy of the package."""
     package = shutil.copytree(SOURCE.parent, tmp_path / "batchnorm", ignore=shutil.ignore_patterns("__pycache__"))
     compile_c(
         SOURCE / "call.c",
@@ -406,7 +426,8 @@ def test_the_sanitizers_find_nothing(tmp_path):
         pytest.skip("the sanitizers' runtimes are not installed")
     environment = {"LD_PRELOAD": " ".join(runtimes), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "not left_behind"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not left_behind",
+         __file__, Path(__file__).with_name("test_call_layers.py")],
         env={**os.environ, **environment}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

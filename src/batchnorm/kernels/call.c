@@ -137,7 +137,7 @@ static int is_bool(PyObject *object) { return object == Py_True || object == Py_
 
 /* What a layer's `forward` would hand to `normalize`: its tensors and its switches, from its __dict__ (borrowed). What is
  * missing there, or is not of the usual kind, is declined. */
-static enum answer read_layer(PyObject *self, PyObject *own, request *q) {
+static enum answer read_layer(PyObject *own, PyObject *dimensions, request *q) {
     PyObject *parameters = PyDict_GetItemWithError(own, name__parameters), *buffers = PyDict_GetItemWithError(own, name__buffers);
     if (parameters == NULL || buffers == NULL || !PyDict_Check(parameters) || !PyDict_Check(buffers)) return DECLINED;
 #define OF(dict, field, name)                                                                                               \
@@ -173,11 +173,10 @@ static enum answer read_layer(PyObject *self, PyObject *own, request *q) {
     enum answer answer = ready(q);
     if (answer == SERVED && updates && q->batches == Py_None) return DECLINED; /* not the kernel's kind of count */
     if (answer != SERVED) return answer;
-    PyObject *dimensions = PyDict_GetItemWithError(given_layers, (PyObject *)Py_TYPE(self));
-    PyObject *here = dimensions == NULL ? NULL : PyLong_FromLong(q->x.ndim);
-    int fits = here == NULL ? 0 : PySequence_Contains(dimensions, here);
+    PyObject *here = PyLong_FromLong(q->x.ndim);
+    int fits = here == NULL ? -1 : PySequence_Contains(dimensions, here);
     Py_XDECREF(here);
-    return PyErr_Occurred() ? FAILED : fits ? SERVED : DECLINED;
+    return fits < 0 ? FAILED : fits ? SERVED : DECLINED;
 }
 
 /* Hold what was borrowed from a layer, or let go of it: while the kernel runs, another thread may give the layer other ones. */
@@ -195,11 +194,11 @@ static PyObject *call_layer(PyObject *module, PyObject *const *a, Py_ssize_t cou
         PyErr_SetString(PyExc_TypeError, "layer takes a layer, an input and a residual or None");
         return NULL;
     }
-    PyObject *own = PyObject_GenericGetDict(a[0], NULL);
-    if (own == NULL) return NULL;
+    PyObject *dimensions = PyDict_GetItemWithError(given_layers, (PyObject *)Py_TYPE(a[0])); /* none: of another class */
+    PyObject *own = dimensions == NULL ? NULL : PyObject_GenericGetDict(a[0], NULL);
     request q = {.input = a[1], .residual = a[2]};
-    enum answer answer = read_layer(a[0], own, &q);
-    Py_DECREF(own);
+    enum answer answer = own != NULL ? read_layer(own, dimensions, &q) : PyErr_Occurred() ? FAILED : DECLINED;
+    Py_XDECREF(own);
     if (answer == FAILED) return NULL;
     if (answer == DECLINED) Py_RETURN_NONE;
     hold(&q, 1);
@@ -248,6 +247,15 @@ static PyObject *call_backward(PyObject *module, PyObject *const *a, Py_ssize_t 
     return result;
 }
 
+static PyObject *call_apply(PyObject *ctx, PyObject *dy) { return call_backward(NULL, (PyObject *const[]){ctx, dy}, 2); }
+
+/* method(type): `backward` as a method of a ctx's type. */
+static PyObject *call_method(PyObject *module, PyObject *type) {
+    static PyMethodDef apply = {"apply", call_apply, METH_O, NULL};
+    (void)module;
+    return PyDescr_NewMethod((PyTypeObject *)type, &apply);
+}
+
 /* setup(name=object, ...): all of GIVEN, or nothing is changed. */
 static PyObject *call_setup(PyObject *module, PyObject *none, PyObject *given) {
     (void)module, (void)none;
@@ -272,6 +280,7 @@ static PyObject *call_connect(PyObject *module, PyObject *capsule) {
 
 static PyMethodDef methods[] = {
     {"connect", call_connect, METH_O, NULL},
+    {"method", call_method, METH_O, NULL},
     {"setup", (PyCFunction)(void (*)(void))call_setup, METH_VARARGS | METH_KEYWORDS, NULL},
     {"layer", (PyCFunction)(void (*)(void))call_layer, METH_FASTCALL, NULL},
     {"normalize", (PyCFunction)(void (*)(void))call_normalize, METH_FASTCALL, NULL},

@@ -74,6 +74,8 @@ def load() -> tuple[Any, str]:
         python_backward=differentiable.Native.backward,
         refuse=refuse,
     )
+    # torch's own `apply` first looks which of its two names the way back has; this one is it.
+    _Plain._backward_cls.apply = _call.method(_Plain._backward_cls)  # type: ignore[attr-defined]
     return _call, ""
 
 

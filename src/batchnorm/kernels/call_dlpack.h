@@ -38,9 +38,9 @@ typedef struct dlpack_managed {
 typedef struct {
     dlpack_version version;
     void *previous;
-    void *allocate, *export;                          /* not used here */
-    int (*to_object)(dlpack_managed *, void **);      /* takes the tensor over, gives a new reference */
-    int (*look)(void *object, dlpack_tensor *into);   /* shape and strides stay the object's */
+    void *allocate, *export;                        /* not used here */
+    int (*to_object)(dlpack_managed *, void **);    /* takes the tensor over, gives a new reference */
+    int (*look)(void *object, dlpack_tensor *into); /* shape and strides stay the object's */
     void *stream;
 } dlpack_functions;
 

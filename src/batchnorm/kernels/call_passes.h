@@ -13,9 +13,9 @@ typedef struct {
     PyObject *input, *weight, *bias, *residual;
     PyObject *mean, *var, *batches; /* what the kernel moves */
     PyObject *training, *momentum, *eps, *slope, *name;
-    PyObject *run; /* the kernel, and where it begins */
+    PyObject *run; /* the kernel's ctypes function, and its address */
     kernel_entry entry;
-    int kinked;                     /* whether a bit tells the activation's slope */
+    int kinked; /* whether a bit tells the activation's slope */
     int64_t code;
 } request;
 
@@ -142,11 +142,10 @@ static int note_updates(const request *q) {
 }
 
 /* Keep the tensors that `Native.forward` keeps, and the rest of the request. */
-static int keep_for_backward(PyObject *ctx, const request *q, PyObject *saved, PyObject *bits) {
-    PyObject *auxiliary = bits != NULL ? bits : q->args.activation == BN_SILU ? q->residual : Py_None;
-    PyObject *tensors = q->residual == Py_None
-                            ? PyTuple_Pack(4, q->input, q->weight, q->bias, saved)
-                            : PyTuple_Pack(6, q->input, q->weight, q->bias, saved, auxiliary, Py_None);
+static int keep_for_backward(PyObject *ctx, const request *q, PyObject *notes) {
+    PyObject *tensors = q->residual == Py_None || q->args.activation != BN_SILU
+                            ? PyTuple_Pack(4, q->input, q->weight, q->bias, notes)
+                            : PyTuple_Pack(6, q->input, q->weight, q->bias, notes, q->residual, Py_None);
     if (tensors == NULL) return -1;
     int failed = PyObject_SetAttr(ctx, name_to_save, tensors); /* all that save_for_backward does */
     Py_DECREF(tensors);
@@ -164,29 +163,30 @@ static int keep_for_backward(PyObject *ctx, const request *q, PyObject *saved, P
     return failed;
 }
 
+/* How long the kernel's notes for the way back are: its rows, and behind them its bits. As differentiable.py has it. */
+static int64_t bytes_of_rows(const bn_args *args) { return 4 * BN_SAVED_ROWS * args->channels; }
+static int64_t bytes_of_notes(const bn_args *args) {
+    const int64_t channels = args->channels, positions = args->positions;
+    if (args->aux != BN_AUX_BITS) return bytes_of_rows(args);
+    return bytes_of_rows(args) + args->batch * (positions == 1 ? (channels + 7) / 8 : channels * ((positions + 7) / 8)) + 4;
+}
+
 /* The forward pass of a request; without a ctx nothing is kept. */
 static PyObject *forward_pass(PyObject *ctx, request *q) {
     bn_args *args = &q->args;
-    PyObject *bits = NULL, *saved = NULL, *y = fresh_like(&q->x, &args->out);
-    if (y == NULL || (saved = fresh_rows(BN_SAVED_ROWS, args->channels, &args->saved)) == NULL) goto failed;
-    if (q->residual != Py_None) {
-        args->aux = ctx != NULL && q->kinked ? BN_AUX_BITS : BN_AUX_RESIDUAL;
-        if (args->aux == BN_AUX_BITS) {
-            int64_t channels = args->channels, positions = args->positions;
-            int64_t bytes = positions == 1 ? (channels + 7) / 8 : channels * ((positions + 7) / 8);
-            if ((bits = fresh_row(args->batch * bytes + 4, UINT8, &args->bits)) == NULL) goto failed;
-        }
-    }
+    if (q->residual != Py_None) args->aux = ctx != NULL && q->kinked ? BN_AUX_BITS : BN_AUX_RESIDUAL;
+    PyObject *notes = NULL, *y = fresh_like(&q->x, &args->out);
+    if (y == NULL) return NULL;
+    if ((notes = fresh_bytes(bytes_of_notes(args), &args->saved)) == NULL) goto failed;
+    args->bits = (uint8_t *)args->saved + bytes_of_rows(args);
     if (run(q->entry, args, q->input, &q->code) < 0) goto failed;
     if (args->operation == BN_TRAIN && q->code == 0 && args->running_mean != NULL && note_updates(q) < 0) goto failed;
-    if (ctx != NULL && keep_for_backward(ctx, q, saved, bits) < 0) goto failed;
-    Py_DECREF(saved);
-    Py_XDECREF(bits);
+    if (ctx != NULL && keep_for_backward(ctx, q, notes) < 0) goto failed;
+    Py_DECREF(notes);
     return y;
 failed:
-    Py_XDECREF(saved);
-    Py_XDECREF(bits);
-    Py_XDECREF(y);
+    Py_XDECREF(notes);
+    Py_DECREF(y);
     return NULL;
 }
 
@@ -202,33 +202,28 @@ static enum answer recall(PyObject *tensors, const kept *numbers, PyObject *dy, 
                       .activation = was->activation, .aux = was->aux, .batch = was->batch, .channels = was->channels,
                       .positions = was->positions, .groups = 1, .eps = was->eps, .momentum = was->momentum,
                       .slope = was->slope, .cap = was->cap};
-    dlpack_tensor g, rows, other;
+    dlpack_tensor g, notes, other;
     enum answer answer = look(PyTuple_GetItem(tensors, 0), x);
     if (answer == SERVED) answer = look(dy, &g);
-    if (answer == SERVED) answer = look(PyTuple_GetItem(tensors, 3), &rows);
+    if (answer == SERVED) answer = look(PyTuple_GetItem(tensors, 3), &notes);
     if (answer != SERVED) return answer;
     if (x->ndim != numbers->ndim) return DECLINED;
     if (memcmp(x->strides, numbers->strides, (size_t)x->ndim * sizeof *x->strides) != 0) return DECLINED;
     if (!choose_dtype(x, args) || !same_places(x, &g)) return DECLINED;
     if (numel(x) != args->batch * args->channels * args->positions) return DECLINED;
-    if (!same_type(rows.type, FLOAT32) || numel(&rows) != BN_SAVED_ROWS * args->channels || !is_contiguous(&rows))
-        return DECLINED;
-    args->x = x->data, args->dy = g.data, args->saved = rows.data;
+    if (!same_type(notes.type, UINT8) || !is_contiguous(&notes) || numel(&notes) != bytes_of_notes(args)) return DECLINED;
+    args->x = x->data, args->dy = g.data, args->saved = notes.data;
+    args->bits = (uint8_t *)notes.data + bytes_of_rows(args);
     for (int i = 1; i <= 2; i++) { /* a parameter's gradient is of its dtype */
         PyObject *parameter = PyTuple_GetItem(tensors, i);
         if (parameter == Py_None) continue;
         if ((answer = look(parameter, &other)) != SERVED) return answer;
         if (!same_type(other.type, FLOAT32)) return DECLINED;
     }
-    if (args->aux != BN_AUX_NONE) {
+    if (args->aux == BN_AUX_RESIDUAL) {
         if ((answer = look(PyTuple_GetItem(tensors, 4), &other)) != SERVED) return answer;
-        if (args->aux == BN_AUX_BITS) {
-            if (!same_type(other.type, UINT8) || !is_contiguous(&other)) return DECLINED;
-            args->bits = other.data;
-        } else {
-            if (!same_places(x, &other)) return DECLINED;
-            args->aux_data = other.data;
-        }
+        if (!same_places(x, &other)) return DECLINED;
+        args->aux_data = other.data;
     }
     return SERVED;
 }
@@ -241,8 +236,8 @@ static enum answer backward_pass(PyObject *tensors, const kept *numbers, PyObjec
     int wants[4];
     for (int i = 0; i < 4; i++) wants[i] = PyTuple_GetItem(needs, i) == Py_True;
     if ((g->dx = fresh_like(&x, &args.out)) == NULL) return FAILED;
-    if (wants[1] && (g->dweight = fresh_row(args.channels, FLOAT32, &args.grad_weight)) == NULL) return FAILED;
-    if (wants[2] && (g->dbias = fresh_row(args.channels, FLOAT32, &args.grad_bias)) == NULL) return FAILED;
+    if (wants[1] && (g->dweight = fresh_row(args.channels, &args.grad_weight)) == NULL) return FAILED;
+    if (wants[2] && (g->dbias = fresh_row(args.channels, &args.grad_bias)) == NULL) return FAILED;
     if (wants[3] && args.activation == BN_NONE) { /* there is nothing between the sum and the output */
         Py_INCREF(dy);
         g->dresidual = dy;

@@ -108,9 +108,8 @@ static void free_header(dlpack_managed *managed) { free(managed); }
  * torch asks glibc for memory at a cache line's boundary, and glibc (seen with 2.36) cuts it out of a larger piece. What is
  * left of that goes to the thread's list of small pieces, so that it cannot grow together again when the tensor is freed, and
  * the next tensor of this size does not fit. Step by step they wander through the heap, and are in no cache. Asked for plainly,
- * with room for the boundary, the same piece comes again: with gradients that come so, steps of 0.5 to 8 MB took 1.0 to 1.15
- * times less. Their storage cannot grow (torch's word is "resizable"), as with memory that came from NumPy; the output of a
- * layer, which programs do resize to save memory, is torch's own. */
+ * with room for the boundary, the same piece comes again: with outputs and gradients that come so, steps of up to 8 MB took
+ * 1.0 to 1.2 times less. The price: their storage cannot be resized, as that of memory from NumPy. */
 static PyObject *fresh(int ndim, const int64_t *shape, const int64_t *strides, dlpack_type type, void *where) {
     int64_t count = 1;
     for (int d = 0; d < ndim; d++) count *= shape[d];
@@ -133,12 +132,7 @@ static PyObject *fresh_like(const dlpack_tensor *t, void *where) {
     return fresh(t->ndim, t->shape, t->strides, t->type, where);
 }
 
-static PyObject *fresh_row(int64_t count, dlpack_type type, void *where) {
-    return fresh(1, &count, &(int64_t){1}, type, where);
-}
-
-static PyObject *fresh_rows(int64_t rows, int64_t columns, void *where) {
-    return fresh(2, (int64_t[]){rows, columns}, (int64_t[]){columns, 1}, FLOAT32, where);
-}
+static PyObject *fresh_row(int64_t count, void *where) { return fresh(1, &count, &(int64_t){1}, FLOAT32, where); }
+static PyObject *fresh_bytes(int64_t count, void *where) { return fresh(1, &count, &(int64_t){1}, UINT8, where); }
 
 #endif

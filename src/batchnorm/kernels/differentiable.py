@@ -162,7 +162,6 @@ class Native(torch.autograd.Function):
         running_mean, running_var, rows, batches, setting, told = rest
         _, (batch, channels, positions), layout, training, _, _, _, name, groups, _, mask, given, _ = setting
         y = torch.empty_like(x)
-        saved = _FLOAT32.new_empty(groups * _ROWS, channels)
         mean32, var32 = running_mean, running_var
         if not rows:
             # Whoever has an address must hold the tensor, too: this list lives until the kernel is through.
@@ -181,12 +180,14 @@ class Native(torch.autograd.Function):
             operation = native.EVAL
         # Without a residual, x tells the activation's slope. With one, a bit for each element does, or for silu, whose
         # slope is no bit, the residual.
-        aux, bits = AUX_NONE, None
+        aux, bits = AUX_NONE, 0
         if residual is not None:
             aux = AUX_BITS if ctx is not None and name in KINKED else AUX_RESIDUAL
             if aux == AUX_BITS:
                 row = (channels + 7) // 8 if positions == 1 else channels * ((positions + 7) // 8)
-                bits = _UINT8.new_empty(batch * row + 4)
+                bits = batch * row + 4
+        rows_end = _end_of_rows(setting)
+        notes = _UINT8.new_empty(rows_end + bits)
         code = _call(
             setting,
             operation,
@@ -201,13 +202,13 @@ class Native(torch.autograd.Function):
             rows[0],
             rows[1],
             0 if batches is None else batches.data_ptr(),
-            saved.data_ptr(),
+            notes.data_ptr(),
             0,
             0,
             0 if moments is None else moments.data_ptr(),
             0,
             0.0,
-            0 if bits is None else bits.data_ptr(),
+            notes.data_ptr() + rows_end,
         )
         told += (code, moments)
         if training and code == 0 and running_mean is not None and running_var is not None:
@@ -222,10 +223,11 @@ class Native(torch.autograd.Function):
         if layout is not None:
             y = y.contiguous(memory_format=layout)
         if ctx is not None:
-            if mask is None and residual is None:
-                ctx.save_for_backward(x, weight, bias, saved)
+            again = residual if name == "silu" else None
+            if mask is None and again is None:
+                ctx.save_for_backward(x, weight, bias, notes)
             else:
-                ctx.save_for_backward(x, weight, bias, saved, residual if name == "silu" else bits, mask)
+                ctx.save_for_backward(x, weight, bias, notes, again, mask)
             ctx.rest = setting, x.stride(), AUX_NONE if name == "none" else aux
         return y
 
@@ -234,13 +236,11 @@ class Native(torch.autograd.Function):
         """Return the gradients of what `forward` was given."""
         if torch.is_grad_enabled() or _transformed(dy):
             return _differentiable_backward(ctx, dy)
-        x, weight, bias, saved, auxiliary, mask = _saved(ctx)
+        x, weight, bias, notes, residual, mask = _saved(ctx)
         setting, strides, aux = ctx.rest
         if mask is not None:
             setting = setting._replace(mask=mask.contiguous())
         needs = ctx.needs_input_grad
-        if not saved.is_contiguous():  # hooks on saved tensors may give back other strides
-            saved = saved.contiguous()
         if x.stride() != strides:
             x = x.new_empty_strided(x.shape, strides).copy_(x)
         if dy.stride() != strides:
@@ -250,11 +250,8 @@ class Native(torch.autograd.Function):
         dweight = torch.empty_like(weight, dtype=_32) if needs[1] else None
         dbias = torch.empty_like(bias, dtype=_32) if needs[2] else None
         dresidual = None
-        bits = None
-        if aux == AUX_BITS:
-            bits, auxiliary = _as_bits(auxiliary), None
-        elif auxiliary is not None and auxiliary.stride() != strides:
-            auxiliary = torch.empty_like(x).copy_(auxiliary)
+        if residual is not None and residual.stride() != strides:  # hooks on saved tensors may give back others
+            residual = torch.empty_like(x).copy_(residual)
         if needs[3] and setting.activation != "none":
             dresidual = torch.empty_like(x)
         if setting.reduce is None:
@@ -263,7 +260,7 @@ class Native(torch.autograd.Function):
                 _BACKWARD_TRAIN if setting.training else native.BACKWARD_EVAL,
                 aux,
                 x,
-                0 if auxiliary is None else auxiliary.data_ptr(),
+                _address(residual),
                 dy.data_ptr(),
                 dx.data_ptr(),
                 0 if dresidual is None else dresidual.data_ptr(),
@@ -272,16 +269,16 @@ class Native(torch.autograd.Function):
                 0,
                 0,
                 0,
-                saved.data_ptr(),
+                notes.data_ptr(),
                 0 if dweight is None else dweight.data_ptr(),
                 0 if dbias is None else dbias.data_ptr(),
                 0,
                 0,
                 0.0,
-                0 if bits is None else bits.data_ptr(),
+                notes.data_ptr() + _end_of_rows(setting),
             )
         else:
-            _staged_backward(setting, aux, x, auxiliary, bits, dy, dx, dresidual, saved, dweight, dbias)
+            _staged_backward(setting, aux, x, residual, dy, dx, dresidual, notes, dweight, dbias)
         if setting.layout is not None:
             dx = dx.contiguous(memory_format=setting.layout)
         if needs[3] and dresidual is None:  # there is nothing between the sum and the output but the mask
@@ -300,22 +297,33 @@ class Native(torch.autograd.Function):
 _apply: Callable[..., Tensor] = super(torch.autograd.Function, Native).apply
 
 
+def _end_of_rows(setting: Setting) -> int:
+    """The kernel's notes for its way back are rows of float32 (`bn_saved` in bn.h), then bits: where those begin.
+
+    Both are in one tensor, because each costs time in autograd, and in one of bytes, because those survive hooks that
+    keep saved tensors in fewer digits.
+    """
+    return 4 * setting.groups * _ROWS * setting.like[1]
+
+
 def _saved(ctx: Any) -> tuple[Any, ...]:
-    """x, weight, bias, the kernel's own rows, and what only a residual or a mask need."""
+    """x, weight, bias, the kernel's notes, and what only silu behind a residual, or a mask, need."""
     tensors: tuple[Any, ...] = ctx.saved_tensors
-    return tensors if len(tensors) == 6 else (*tensors, None, None)
+    x, weight, bias, notes, *rest = tensors
+    if notes.dtype is not torch.uint8 or not notes.is_contiguous():  # what hooks on saved tensors made of them
+        notes = notes.to(torch.uint8).contiguous()
+    return (x, weight, bias, notes, *(rest or (None, None)))
 
 
 def _staged_backward(
     setting: Setting,
     aux: int,
     x: Tensor,
-    auxiliary: Tensor | None,
-    bits: Tensor | None,
+    residual: Tensor | None,
     dy: Tensor,
     dx: Tensor,
     dresidual: Tensor | None,
-    saved: Tensor,
+    notes: Tensor,
     dweight: Tensor | None,
     dbias: Tensor | None,
 ) -> None:
@@ -324,7 +332,8 @@ def _staged_backward(
     assert setting.reduce is not None
     sums = _FLOAT64.new_empty(2, setting.like[1])
     both = {
-        "auxiliary": _address(auxiliary), "bits": _address(bits), "dy": dy.data_ptr(), "saved": saved.data_ptr(),
+        "auxiliary": _address(residual), "dy": dy.data_ptr(), "saved": notes.data_ptr(),
+        "bits": notes.data_ptr() + _end_of_rows(setting),
     }  # fmt: skip
     parameters = {"grad_weight": _address(dweight), "grad_bias": _address(dbias)}
     _call(setting, native.GRAD_SUMS, aux, x, sums=sums.data_ptr(), **both, **parameters)
@@ -358,17 +367,18 @@ def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     with torch.enable_grad():
         # Views, so that a tensor given twice, as input and as residual, has two gradients and not twice their sum.
         views: list[Any] = [None if t is None else t.view_as(t) for t in _saved(ctx)]
-        x, weight, bias, saved, auxiliary, marks = views
+        x, weight, bias, notes, residual, marks = views
         mean = var = None
         if not setting.training:
-            mean = saved[0] + saved[1]
-            var = saved[4].double().pow(-2).sub(setting.eps).to(saved.dtype)
+            rows = notes[: _end_of_rows(setting)].view(_32).view(_ROWS, -1)
+            mean = rows[0] + rows[1]
+            var = rows[4].double().pow(-2).sub(setting.eps).to(_32)
         if aux == AUX_BITS:  # the slope of a piecewise linear activation is a constant
-            inner, residual = "none", None
+            inner = "none"
             low = dy * setting.slope if setting.slope else 0.0  # not 0 * dy, which may be infinite
-            dz = torch.where(_passes(setting, strides, x.detach(), saved.detach(), auxiliary), dy, low)
+            dz = torch.where(_passes(setting, strides, x.detach(), notes), dy, low)
         else:
-            inner, residual, dz = setting.activation, auxiliary, dy
+            inner, dz = setting.activation, dy
         mask = None if marks is None else _positions(marks, x).squeeze(1)
         inputs = [t for t, wanted in ((x, needs[0]), (weight, needs[1]), (bias, needs[2])) if wanted]
         if residual is not None and needs[3]:
@@ -407,22 +417,14 @@ def _positions(mask: Tensor, x: Tensor) -> Tensor:
     return mask.bool().view(x.shape[0], 1, *x.shape[2:])
 
 
-def _as_bits(saved: Tensor) -> Tensor:
-    """Bits that were saved, as the kernel reads them, whatever hooks on saved tensors made of them."""
-    if saved.dtype is torch.uint8 and saved.is_contiguous():
-        return saved
-    return saved.to(torch.uint8).contiguous()
-
-
-def _passes(setting: Setting, strides: tuple[int, ...], x: Tensor, saved: Tensor, bits: Tensor) -> Tensor:
+def _passes(setting: Setting, strides: tuple[int, ...], x: Tensor, notes: Tensor) -> Tensor:
     """Where the activation's slope is 1, as the bits tell it: where a gradient of ones comes through."""
     if x.stride() != strides:
         x = x.new_empty_strided(x.shape, strides).copy_(x)
-    saved, bits = saved.contiguous(), _as_bits(bits)
     ones, slope, unused = torch.ones_like(x), torch.empty_like(x), torch.empty_like(x)
     _call(
         setting, native.BACKWARD_EVAL, AUX_BITS, x, dy=ones.data_ptr(), out=unused.data_ptr(),
-        out_residual=slope.data_ptr(), saved=saved.data_ptr(), bits=bits.data_ptr(),
+        out_residual=slope.data_ptr(), saved=notes.data_ptr(), bits=notes.data_ptr() + _end_of_rows(setting),
     )  # fmt: skip
     return slope == 1
 
