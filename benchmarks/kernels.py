@@ -2,6 +2,7 @@
 
     cp src/batchnorm/kernels/_bn.so /tmp/before.so      # then change the kernel and build it again
     python benchmarks/kernels.py /tmp/before.so src/batchnorm/kernels/_bn.so [--operations bn+relu] [--dtype bfloat16]
+    python benchmarks/kernels.py src/batchnorm/kernels/_bn.so --ways     # one kernel, called from Python and from C
 
 `batchnorm bench` run twice compares two moments of the machine; this compares two kernels. Ratios are medians of the
 ratios within a round. At the end: their geometric means over the cells, against torch and of the last build against
@@ -18,7 +19,7 @@ from batchnorm.bench import cases as grid
 from batchnorm.bench.contenders import CONTENDERS
 from batchnorm.bench.inputs import make_inputs
 from batchnorm.bench.measure import alternate, ratio
-from batchnorm.kernels import native
+from batchnorm.kernels import call, native
 from batchnorm.records import Measurement, RecordFile
 
 
@@ -30,11 +31,13 @@ def main():
     parser.add_argument("--dtype", default="float32", choices=grid.DTYPES)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--keep-freed-memory", action="store_true")
+    parser.add_argument("--ways", action="store_true", help="each build twice: called from Python, then from call.c")
     parser.add_argument("--json", help="write the samples here")
     options = parser.parse_args()
     if options.keep_freed_memory:
         bn.keep_freed_memory()
-    builds = {str(path): load(path) for path in options.libraries}
+    ways = {" from Python": None, " from C": call.short} if options.ways else {"": call.short}
+    builds = {f"{path}{way}": (load(path), short) for path in options.libraries for way, short in ways.items()}
     cells = grid.make_cases(
         grid.parse_shapes(options.shapes) if options.shapes else grid.SHAPES,
         operations=grid.parse_names(options.operations, "operations", grid.OPERATIONS),
@@ -76,16 +79,16 @@ def measure(case, builds, rounds):
     inputs = make_inputs(case)
     steps = {"torch": CONTENDERS["torch"].build(case, inputs)}
     for name, build in builds.items():
-        steps[name] = with_kernel(build, CONTENDERS["batchnorm"].build(case, inputs))
+        steps[name] = with_build(*build, CONTENDERS["batchnorm"].build(case, inputs))
     return {
         name: Measurement("time", {**case.setting(), "contender": name}, samples, "s")
         for name, samples in alternate(steps, rounds).items()
     }
 
 
-def with_kernel(build, step):
+def with_build(kernel, short, step):
     def run():
-        kernels._kernel = build
+        kernels._kernel, call.short = kernel, short
         return step()
 
     return run

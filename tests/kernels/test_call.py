@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernel_compiler import SOURCE, compile_c, compiler
+from torch.utils.checkpoint import checkpoint
 
 import batchnorm as bn
 from batchnorm import kernels
@@ -243,6 +244,21 @@ def test_hooks_on_saved_tensors(monkeypatch, kind, activation):
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("kind", ["dense", "expanded gradient"])
+def test_checkpointing_gives_saved_tensors_out_once(kind, reentrant):
+    def give(run):
+        torch.manual_seed(1)
+        layer = bn.BatchNorm1d(64, activation="relu")
+        x = torch.randn(32, 64, requires_grad=True)
+        y = run(layer, x)
+        y.backward(torch.cos(y.detach()) if kind == "dense" else torch.ones(()).expand_as(y))
+        return x.grad, layer.weight.grad, layer.bias.grad
+
+    ours = give(lambda layer, x: checkpoint(layer, x, use_reentrant=reentrant))
+    assert all(torch.equal(a, b) for a, b in zip(ours, give(lambda layer, x: layer(x)), strict=True))
+
+
 def test_a_graph_that_is_gone_and_an_input_that_has_changed():
     layer = bn.BatchNorm1d(64)
     x = tensor("rows").requires_grad_()
@@ -290,7 +306,7 @@ def test_nothing_is_left_behind():
 
     steps(5)
     gc.collect()
-    counted = [layer.weight, layer.running_mean, x, r, dy, call.differentiable.Native.backward, torch.float32]
+    counted = [layer.weight, layer.running_mean, x, r, dy, call.differentiable.gradients, torch.float32]
     before, references = megabytes(), [sys.getrefcount(thing) for thing in counted]
     objects = len(gc.get_objects())
     steps(100)
@@ -338,6 +354,15 @@ def test_arguments_of_another_kind():
     with pytest.raises(TypeError, match="setup needs Tensor"):
         _call.setup(anything=1)
     assert short(batch_norm(tensor("rows").requires_grad_(), None, None, training=True))
+
+
+@pytest.mark.parametrize("fact", ["abi", "needs"])
+def test_a_build_of_another_version_is_not_used(monkeypatch, fact):
+    from batchnorm.kernels import _call
+
+    monkeypatch.setattr(_call, fact, {"abi": 1, "needs": ("Tensor", "oracle")}[fact])
+    expected = "called from Python: the compiled call.c belongs to another version of batchnorm; reinstall it"
+    assert call.load() == (None, expected)
 
 
 class Functions(ctypes.Structure):

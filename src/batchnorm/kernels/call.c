@@ -221,14 +221,14 @@ static PyObject *call_backward(PyObject *module, PyObject *const *a, Py_ssize_t 
         PyErr_SetString(PyExc_TypeError, "backward takes a ctx and a gradient");
         return NULL;
     }
-    PyObject *ctx = a[0], *dy = a[1], *tensors = NULL, *needs = NULL, *result = NULL;
-    PyObject *rest = PyObject_GetAttr(ctx, name_rest);
+    PyObject *ctx = a[0], *dy = a[1], *needs = NULL, *result = NULL;
+    PyObject *tensors = PyObject_GetAttr(ctx, name_saved_tensors);
+    PyObject *rest = tensors == NULL ? NULL : PyObject_GetAttr(ctx, name_rest);
     gradients g = {0};
     int again = rest == NULL ? -1 : grad_enabled();
     enum answer answer = again < 0 ? FAILED : again || PyTuple_Size(rest) != REST_COUNT ? DECLINED : undisturbed();
     if (answer == SERVED) {
-        tensors = PyObject_GetAttr(ctx, name_saved_tensors);
-        needs = tensors == NULL ? NULL : PyObject_GetAttr(ctx, name_needs_input_grad);
+        needs = PyObject_GetAttr(ctx, name_needs_input_grad);
         const kept *numbers = needs == NULL ? NULL : (const kept *)PyBytes_AsString(PyTuple_GetItem(rest, REST_KEPT));
         answer = numbers == NULL ? FAILED : backward_pass(tensors, numbers, needs, dy, &g);
     }
@@ -236,7 +236,7 @@ static PyObject *call_backward(PyObject *module, PyObject *const *a, Py_ssize_t 
 #define OR_NONE(object) ((object) == NULL ? Py_None : (object))
         result = PyTuple_Pack(5, OR_NONE(g.dx), OR_NONE(g.dweight), OR_NONE(g.dbias), OR_NONE(g.dresidual), Py_None);
     } else if (answer == DECLINED)
-        result = hand_over(ctx, rest, dy);
+        result = hand_over(ctx, rest, dy, tensors);
     Py_XDECREF(g.dx);
     Py_XDECREF(g.dweight);
     Py_XDECREF(g.dbias);
@@ -296,9 +296,17 @@ PyMODINIT_FUNC PyInit__call(void) {
     if ((name_##name = PyUnicode_InternFromString(#name)) == NULL) return NULL;
     NAMES(INTERN)
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "abi", BN_ABI) < 0) {
-        Py_DECREF(module);
-        return NULL;
+#define NAMED(name) #name,
+    static const char *const names[] = {GIVEN(NAMED)};
+    const Py_ssize_t count = sizeof names / sizeof *names;
+    PyObject *needs = PyTuple_New(count);
+    for (Py_ssize_t i = 0; needs != NULL && i < count; i++) PyTuple_SetItem(needs, i, PyUnicode_FromString(names[i]));
+    if (module != NULL && needs != NULL && PyModule_AddIntConstant(module, "abi", BN_ABI) == 0 &&
+        PyObject_SetAttrString(module, "needs", needs) == 0) {
+        Py_DECREF(needs);
+        return module;
     }
-    return module;
+    Py_XDECREF(needs);
+    Py_XDECREF(module);
+    return NULL;
 }

@@ -43,7 +43,29 @@ def load() -> tuple[Any, str]:
         return None, f"called from Python, as {SWITCH}=python asks"
     if _call is None:
         return None, "called from Python: call.c was not compiled when batchnorm was installed (no Python headers?)"
-    if _call.abi != native.ABI:
+    given = {
+        "Tensor": Tensor,
+        "Parameter": torch.nn.Parameter,
+        "kernels": kernels,
+        "layers": LAYERS,
+        "is_grad_enabled": torch.is_grad_enabled,
+        "get_num_threads": torch.get_num_threads,
+        "increment_version": torch._C._increment_version,
+        "get_tracing_state": torch._C._get_tracing_state,
+        "transforming": torch._C._are_functorch_transforms_active,
+        "dispatching": torch._C._len_torch_dispatch_stack,
+        "forward_ad": forward_ad,
+        "activations": native.ACTIVATIONS,
+        "kinked": frozenset(differentiable.KINKED),
+        "none": "none",
+        "zero": 0.0,
+        "setting": Setting,
+        "new_tuple": tuple.__new__,
+        "apply": super(torch.autograd.Function, _Plain).apply,
+        "gradients": differentiable.gradients,
+        "refuse": refuse,
+    }
+    if _call.abi != native.ABI or set(_call.needs) != given.keys():
         return None, "called from Python: the compiled call.c belongs to another version of batchnorm; reinstall it"
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     if exchange is None:
@@ -52,28 +74,7 @@ def load() -> tuple[Any, str]:
         _call.connect(exchange)
     except ImportError as error:
         return None, f"called from Python: torch {torch.__version__} offers {error}"
-    _call.setup(
-        Tensor=Tensor,
-        Parameter=torch.nn.Parameter,
-        kernels=kernels,
-        layers=LAYERS,
-        is_grad_enabled=torch.is_grad_enabled,
-        get_num_threads=torch.get_num_threads,
-        increment_version=torch._C._increment_version,
-        get_tracing_state=torch._C._get_tracing_state,
-        transforming=torch._C._are_functorch_transforms_active,
-        dispatching=torch._C._len_torch_dispatch_stack,
-        forward_ad=forward_ad,
-        activations=native.ACTIVATIONS,
-        kinked=frozenset(differentiable.KINKED),
-        none="none",
-        zero=0.0,
-        setting=Setting,
-        new_tuple=tuple.__new__,
-        apply=super(torch.autograd.Function, _Plain).apply,
-        python_backward=differentiable.Native.backward,
-        refuse=refuse,
-    )
+    _call.setup(**given)
     # torch's own `apply` first looks which of its two names the way back has; this one is it.
     _Plain._backward_cls.apply = _call.method(_Plain._backward_cls)  # type: ignore[attr-defined]
     return _call, ""

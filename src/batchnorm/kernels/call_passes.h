@@ -252,8 +252,9 @@ static enum answer backward_pass(PyObject *tensors, const kept *numbers, PyObjec
     return SERVED;
 }
 
-/* Give the rest the form that differentiable.py's backward reads (a Setting, x's strides, aux), and let that do it. */
-static PyObject *hand_over(PyObject *ctx, PyObject *rest, PyObject *dy) {
+/* Give the rest the form that differentiable.py reads (a Setting, x's strides, aux), and let that do it. The tensors come
+ * along, because checkpointing gives them out only once. */
+static PyObject *hand_over(PyObject *ctx, PyObject *rest, PyObject *dy, PyObject *tensors) {
     if (PyTuple_Size(rest) == REST_COUNT) { /* else it has that form, from another time */
         const kept *numbers = (const kept *)PyBytes_AsString(PyTuple_GetItem(rest, REST_KEPT));
         if (numbers == NULL) return NULL;
@@ -276,7 +277,7 @@ static PyObject *hand_over(PyObject *ctx, PyObject *rest, PyObject *dy) {
         Py_XDECREF(form);
         if (failed) return NULL;
     }
-    return PyObject_CallFunctionObjArgs(given_python_backward, ctx, dy, NULL);
+    return PyObject_CallFunctionObjArgs(given_gradients, ctx, dy, tensors, NULL);
 }
 
 #endif

@@ -234,67 +234,72 @@ class Native(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         """Return the gradients of what `forward` was given."""
-        if torch.is_grad_enabled() or _transformed(dy):
-            return _differentiable_backward(ctx, dy)
-        x, weight, bias, notes, residual, mask = _saved(ctx)
-        setting, strides, aux = ctx.rest
-        if mask is not None:
-            setting = setting._replace(mask=mask.contiguous())
-        needs = ctx.needs_input_grad
-        if x.stride() != strides:
-            x = x.new_empty_strided(x.shape, strides).copy_(x)
-        if dy.stride() != strides:
-            dy = torch.empty_like(x).copy_(dy)
-        dx = torch.empty_like(x)
-        # Always without gaps: a row that has some is not copied with them.
-        dweight = torch.empty_like(weight, dtype=_32) if needs[1] else None
-        dbias = torch.empty_like(bias, dtype=_32) if needs[2] else None
-        dresidual = None
-        if residual is not None and residual.stride() != strides:  # hooks on saved tensors may give back others
-            residual = torch.empty_like(x).copy_(residual)
-        if needs[3] and setting.activation != "none":
-            dresidual = torch.empty_like(x)
-        if setting.reduce is None:
-            _call(
-                setting,
-                _BACKWARD_TRAIN if setting.training else native.BACKWARD_EVAL,
-                aux,
-                x,
-                _address(residual),
-                dy.data_ptr(),
-                dx.data_ptr(),
-                0 if dresidual is None else dresidual.data_ptr(),
-                0,
-                0,
-                0,
-                0,
-                0,
-                notes.data_ptr(),
-                0 if dweight is None else dweight.data_ptr(),
-                0 if dbias is None else dbias.data_ptr(),
-                0,
-                0,
-                0.0,
-                notes.data_ptr() + _end_of_rows(setting),
-            )
-        else:
-            _staged_backward(setting, aux, x, residual, dy, dx, dresidual, notes, dweight, dbias)
-        if setting.layout is not None:
-            dx = dx.contiguous(memory_format=setting.layout)
-        if needs[3] and dresidual is None:  # there is nothing between the sum and the output but the mask
-            dresidual = dy if mask is None else torch.where(_positions(mask, x), dy, 0)
-        return (
-            dx if needs[0] else None,
-            dweight if dweight is None or weight.dtype is _32 else dweight.to(weight.dtype),
-            dbias if dbias is None or bias.dtype is _32 else dbias.to(bias.dtype),
-            dresidual,
-            None,
-        )
+        return gradients(ctx, dy, ctx.saved_tensors)
 
 
 # What `Native.apply` comes down to where no function transform is active, as `functional` has made sure: the method
 # around it that looks for them takes as long as the kernel does on a small batch.
 _apply: Callable[..., Tensor] = super(torch.autograd.Function, Native).apply
+
+
+def gradients(ctx: Any, dy: Tensor, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The way back, with the tensors that were saved: checkpointing gives them out only once."""
+    x, weight, bias, notes, residual, mask = saved = _unpacked(*tensors)
+    if torch.is_grad_enabled() or _transformed(dy):
+        return _differentiable_backward(ctx, dy, saved)
+    setting, strides, aux = ctx.rest
+    if mask is not None:
+        setting = setting._replace(mask=mask.contiguous())
+    needs = ctx.needs_input_grad
+    if x.stride() != strides:
+        x = x.new_empty_strided(x.shape, strides).copy_(x)
+    if dy.stride() != strides:
+        dy = torch.empty_like(x).copy_(dy)
+    dx = torch.empty_like(x)
+    # Always without gaps: a row that has some is not copied with them.
+    dweight = torch.empty_like(weight, dtype=_32) if needs[1] else None
+    dbias = torch.empty_like(bias, dtype=_32) if needs[2] else None
+    dresidual = None
+    if residual is not None and residual.stride() != strides:  # hooks on saved tensors may give back others
+        residual = torch.empty_like(x).copy_(residual)
+    if needs[3] and setting.activation != "none":
+        dresidual = torch.empty_like(x)
+    if setting.reduce is None:
+        _call(
+            setting,
+            _BACKWARD_TRAIN if setting.training else native.BACKWARD_EVAL,
+            aux,
+            x,
+            _address(residual),
+            dy.data_ptr(),
+            dx.data_ptr(),
+            0 if dresidual is None else dresidual.data_ptr(),
+            0,
+            0,
+            0,
+            0,
+            0,
+            notes.data_ptr(),
+            0 if dweight is None else dweight.data_ptr(),
+            0 if dbias is None else dbias.data_ptr(),
+            0,
+            0,
+            0.0,
+            notes.data_ptr() + _end_of_rows(setting),
+        )
+    else:
+        _staged_backward(setting, aux, x, residual, dy, dx, dresidual, notes, dweight, dbias)
+    if setting.layout is not None:
+        dx = dx.contiguous(memory_format=setting.layout)
+    if needs[3] and dresidual is None:  # there is nothing between the sum and the output but the mask
+        dresidual = dy if mask is None else torch.where(_positions(mask, x), dy, 0)
+    return (
+        dx if needs[0] else None,
+        dweight if dweight is None or weight.dtype is _32 else dweight.to(weight.dtype),
+        dbias if dbias is None or bias.dtype is _32 else dbias.to(bias.dtype),
+        dresidual,
+        None,
+    )
 
 
 def _end_of_rows(setting: Setting) -> int:
@@ -306,13 +311,13 @@ def _end_of_rows(setting: Setting) -> int:
     return 4 * setting.groups * _ROWS * setting.like[1]
 
 
-def _saved(ctx: Any) -> tuple[Any, ...]:
-    """x, weight, bias, the kernel's notes, and what only silu behind a residual, or a mask, need."""
-    tensors: tuple[Any, ...] = ctx.saved_tensors
-    x, weight, bias, notes, *rest = tensors
+def _unpacked(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, notes: Tensor, residual: Any = None, mask: Any = None
+) -> tuple[Any, ...]:
+    """What was saved, in one form; the residual is silu's only."""
     if notes.dtype is not torch.uint8 or not notes.is_contiguous():  # what hooks on saved tensors made of them
         notes = notes.to(torch.uint8).contiguous()
-    return (x, weight, bias, notes, *(rest or (None, None)))
+    return x, weight, bias, notes, residual, mask
 
 
 def _staged_backward(
@@ -358,7 +363,7 @@ def _reduced(sums: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
     return everyones.to(_FLOAT64).contiguous()
 
 
-def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return gradients that have gradients: differentiate the definition, written out in elementary operations."""
     again = torch.is_grad_enabled()
     needs = ctx.needs_input_grad
@@ -366,7 +371,7 @@ def _differentiable_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     setting, strides, aux = ctx.rest
     with torch.enable_grad():
         # Views, so that a tensor given twice, as input and as residual, has two gradients and not twice their sum.
-        views: list[Any] = [None if t is None else t.view_as(t) for t in _saved(ctx)]
+        views: list[Any] = [None if t is None else t.view_as(t) for t in saved]
         x, weight, bias, notes, residual, marks = views
         mean = var = None
         if not setting.training:
