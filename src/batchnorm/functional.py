@@ -299,7 +299,9 @@ def _serves(
                 return None
             if kind is not _32 or not tensor.is_contiguous():
                 direct = False
-            rows.append(tensor.data_ptr())
+            if not (address := tensor.data_ptr()):
+                return None
+            rows.append(address)
         if residual is not None:
             if (
                 residual.shape != shape
@@ -308,8 +310,10 @@ def _serves(
                 or not residual.is_cpu
             ):
                 return None
-            residual.data_ptr()
-        x.data_ptr()
+            if not residual.data_ptr():
+                return None
+        if not x.data_ptr():  # zeros without memory, or nothing at all
+            return None
     except RuntimeError:  # a tensor without memory, such as one of a function transform that has ended
         return None
     # A sample fills a vector, whatever its instruction set; and an empty or single-row batch is torch's business.

@@ -1,20 +1,19 @@
 """Whole layers on the short way: the same as their ``forward`` in Python, and that one for all that is not plain."""
 
 import copy
+import gc
 import itertools
 import threading
 
 import pytest
 import torch
+from call_cases import NONE, WHY
 from torch import nn
 
 import batchnorm as bn
-from batchnorm import kernels
 from batchnorm.kernels import call
 
-pytestmark = pytest.mark.skipif(
-    kernels.kernel() is None or call.short is None, reason=f"no short way: {kernels.describe()}"
-)
+pytestmark = pytest.mark.skipif(NONE, reason=WHY)
 
 INPUTS = {bn.BatchNorm1d: (6, 24, 10), bn.BatchNorm2d: (4, 24, 5, 6), bn.BatchNorm3d: (2, 24, 3, 4, 5)}
 
@@ -113,6 +112,15 @@ def changed(**attributes):
     return make
 
 
+def changed_buffer(**buffers):
+    def make():
+        layer = made()
+        layer._buffers.update(buffers)
+        return layer
+
+    return make
+
+
 class Own(bn.BatchNorm2d):
     """Somebody's subclass, which may have changed anything."""
 
@@ -125,14 +133,15 @@ DECLINED = {
     "a weight that hides the parameter": changed(weight=torch.ones(24)),
     "a count that hides the buffer": changed(num_batches_tracked=torch.tensor(3)),
     "no count": changed(_buffers={"running_mean": torch.zeros(24), "running_var": torch.ones(24)}),
-    "a count of another kind": lambda: made().double().float().apply(
-        lambda m: m._buffers.update(num_batches_tracked=torch.tensor(2.0))
-    ),
+    "a count of another kind": changed_buffer(num_batches_tracked=torch.tensor(2.0)),
     "parameters for more channels": lambda: bn.BatchNorm2d(25),
     "another dtype": lambda: made().double(),
     "statistics of no known kind": changed(statistics="mine"),
     "an activation of no known kind": changed(activation="gelu"),
     "a switch that is no bool": changed(update=1),
+    "another that is none": changed(track_running_stats=1),
+    "a count of several numbers": changed_buffer(num_batches_tracked=torch.zeros(2, dtype=torch.int64)),
+    "a number that is none": changed(eps="small"),
     "a mode that is no bool": changed(training=1),
     "updates while running statistics normalise": lambda: made(statistics="running", update=True),
 }  # fmt: skip
@@ -162,6 +171,40 @@ def test_an_input_of_another_kind(x):
     assert not is_served(layer, x)
     assert not is_served(layer, torch.randn(4, 24, 5, 6), residual=3)
     assert int(layer.num_batches_tracked) == 0
+
+
+class Number:
+    """A number that gives its layer other tensors when it is read, as another thread might."""
+
+    def __init__(self, value, layer):
+        self.value, self.layer = value, layer
+
+    def __float__(self):
+        for name, tensor in self.layer._buffers.items():
+            self.layer._buffers[name] = tensor.clone()
+        self.layer.weight = nn.Parameter(torch.ones(24))
+        gc.collect()
+        return self.value
+
+
+def test_tensors_that_are_exchanged_while_a_number_is_read():
+    layer = made()
+    mean = layer.running_mean
+    layer.eps = Number(1e-5, layer)
+    for _ in range(20):
+        assert is_served(layer, torch.randn(INPUTS[bn.BatchNorm2d]))
+    assert layer.running_mean is not mean
+
+
+def test_an_interrupt_is_not_swallowed():
+    class Interrupting:
+        def __float__(self):
+            raise KeyboardInterrupt
+
+    layer = made()
+    layer.eps = Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        layer(torch.randn(INPUTS[bn.BatchNorm2d]))
 
 
 def test_hooks_are_called():

@@ -49,6 +49,7 @@ static enum answer prepare(request *q) {
             args->batches = b.data;
         else q->batches = Py_None;
     }
+    if (!PyUnicode_Check(q->name)) return DECLINED;
     PyObject *activation = PyDict_GetItemWithError(given_activations, q->name); /* (code, where it ends) */
     if (activation == NULL) return PyErr_Occurred() ? FAILED : DECLINED;
     args->activation = PyLong_AsLongLong(PyTuple_GetItem(activation, 0));
@@ -57,6 +58,7 @@ static enum answer prepare(request *q) {
     args->slope = PyFloat_AsDouble(q->slope);
     args->groups = 1;
     if (PyErr_Occurred()) { /* not numbers: Python has a sentence for it */
+        if (!PyErr_ExceptionMatches(PyExc_TypeError) && !PyErr_ExceptionMatches(PyExc_ValueError)) return FAILED;
         PyErr_Clear();
         return DECLINED;
     }
@@ -135,9 +137,10 @@ static int is_word(PyObject *object, const char *word) {
 
 static int is_bool(PyObject *object) { return object == Py_True || object == Py_False; }
 
-/* What a layer's `forward` would hand to `normalize`: its tensors and its switches, from its __dict__ (borrowed). What is
- * missing there, or is not of the usual kind, is declined. */
-static enum answer read_layer(PyObject *own, PyObject *dimensions, request *q) {
+/* What a layer's `forward` would hand to `normalize`: its tensors and its switches, from its __dict__ (borrowed). A tensor or
+ * switch that is missing there, or is not of the usual kind, is declined. (Methods that somebody has set on a layer are not
+ * looked for.) */
+static enum answer read_layer(PyObject *own, request *q) {
     PyObject *parameters = PyDict_GetItemWithError(own, name__parameters), *buffers = PyDict_GetItemWithError(own, name__buffers);
     if (parameters == NULL || buffers == NULL || !PyDict_Check(parameters) || !PyDict_Check(buffers)) return DECLINED;
 #define OF(dict, field, name)                                                                                               \
@@ -170,16 +173,23 @@ static enum answer read_layer(PyObject *own, PyObject *dimensions, request *q) {
     q->momentum = momentum, q->eps = eps;
     q->name = activation == Py_None ? given_none : activation;
     q->slope = is_word(q->name, "leaky_relu") ? negative_slope : given_zero;
+    return SERVED;
+}
+
+/* Whether what was read of a layer of these dimensions is plain. */
+static enum answer ready_layer(request *q, PyObject *dimensions) {
+    const int updates = q->batches != Py_None;
     enum answer answer = ready(q);
-    if (answer == SERVED && updates && q->batches == Py_None) return DECLINED; /* not the kernel's kind of count */
     if (answer != SERVED) return answer;
+    if (updates && q->batches == Py_None) return DECLINED; /* not the kernel's kind of count */
     PyObject *here = PyLong_FromLong(q->x.ndim);
     int fits = here == NULL ? -1 : PySequence_Contains(dimensions, here);
     Py_XDECREF(here);
     return fits < 0 ? FAILED : fits ? SERVED : DECLINED;
 }
 
-/* Hold what was borrowed from a layer, or let go of it: while the kernel runs, another thread may give the layer other ones. */
+/* Hold what was borrowed from a layer, or let go of it: while the kernel runs, or a number that is an object of somebody's
+ * class is read, the layer may be given other ones. */
 static void hold(const request *q, int yes) {
     PyObject *held[] = {q->weight, q->bias, q->mean, q->var, q->batches, q->momentum, q->eps, q->slope, q->name};
     for (size_t i = 0; i < sizeof held / sizeof *held; i++)
@@ -197,14 +207,18 @@ static PyObject *call_layer(PyObject *module, PyObject *const *a, Py_ssize_t cou
     PyObject *dimensions = PyDict_GetItemWithError(given_layers, (PyObject *)Py_TYPE(a[0])); /* none: of another class */
     PyObject *own = dimensions == NULL ? NULL : PyObject_GenericGetDict(a[0], NULL);
     request q = {.input = a[1], .residual = a[2]};
-    enum answer answer = own != NULL ? read_layer(own, dimensions, &q) : PyErr_Occurred() ? FAILED : DECLINED;
+    enum answer answer = own != NULL ? read_layer(own, &q) : PyErr_Occurred() ? FAILED : DECLINED;
+    PyObject *y = NULL;
+    if (answer == SERVED) {
+        const request read = q;
+        hold(&read, 1);
+        answer = ready_layer(&q, dimensions);
+        if (answer == SERVED) y = serve(&q);
+        hold(&read, 0);
+    }
     Py_XDECREF(own);
-    if (answer == FAILED) return NULL;
     if (answer == DECLINED) Py_RETURN_NONE;
-    hold(&q, 1);
-    PyObject *y = serve(&q);
     const int refused = q.code != 0 && q.batches != Py_None;
-    hold(&q, 0);
     if (y == NULL || !refused) return y;
     PyObject *nothing = PyObject_CallMethodObjArgs(a[0], name__refused, NULL);
     if (nothing == NULL) Py_CLEAR(y);

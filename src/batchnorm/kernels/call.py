@@ -24,12 +24,17 @@ SWITCH = "BATCHNORM_CALL"
 LAYERS: dict[type, tuple[int, ...]] = {}
 
 
-class _Plain(differentiable.Native):
+class Plain(differentiable.Native):
     """`Native`, whose two directions begin in C. What is not plain on the way back, Python does."""
 
     if _call is not None:
         forward = staticmethod(_call.forward)
-        backward = staticmethod(_call.backward)
+
+    @staticmethod
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        """For compiled autograd, which wants a Python function; the engine calls `apply`, see below."""
+        return _call.backward(ctx, dy)  # type: ignore[no-any-return]
 
 
 def load() -> tuple[Any, str]:
@@ -39,8 +44,11 @@ def load() -> tuple[Any, str]:
     >>> (short is None) == bool(reason)
     True
     """
-    if os.environ.get(SWITCH) == "python":
+    wanted = os.environ.get(SWITCH) or "c"
+    if wanted == "python":
         return None, f"called from Python, as {SWITCH}=python asks"
+    if wanted != "c":
+        return None, f"called from Python: {SWITCH} is {wanted!r}, expected 'c' or 'python'"
     if _call is None:
         return None, "called from Python: call.c was not compiled when batchnorm was installed (no Python headers?)"
     given = {
@@ -61,7 +69,7 @@ def load() -> tuple[Any, str]:
         "zero": 0.0,
         "setting": Setting,
         "new_tuple": tuple.__new__,
-        "apply": super(torch.autograd.Function, _Plain).apply,
+        "apply": super(torch.autograd.Function, Plain).apply,
         "gradients": differentiable.gradients,
         "refuse": refuse,
     }
@@ -76,7 +84,7 @@ def load() -> tuple[Any, str]:
         return None, f"called from Python: torch {torch.__version__} offers {error}"
     _call.setup(**given)
     # torch's own `apply` first looks which of its two names the way back has; this one is it.
-    _Plain._backward_cls.apply = _call.method(_Plain._backward_cls)  # type: ignore[attr-defined]
+    Plain._backward_cls.apply = _call.method(Plain._backward_cls)  # type: ignore[attr-defined]
     return _call, ""
 
 

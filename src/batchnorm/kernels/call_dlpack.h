@@ -50,8 +50,8 @@ static const dlpack_functions *dlpack;
 static int dlpack_connect(PyObject *capsule) {
     const dlpack_functions *found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
     if (found == NULL) return -1;
-    if (found->version.major != DLPACK_MAJOR || found->look == NULL) {
-        PyErr_Format(PyExc_ImportError, "DLPack %d.%d, and not %d", (int)found->version.major, (int)found->version.minor,
+    if (found->version.major != DLPACK_MAJOR || found->look == NULL || found->to_object == NULL) {
+        PyErr_Format(PyExc_ImportError, "DLPack %d.%d, which is not all of version %d", (int)found->version.major, (int)found->version.minor,
                      DLPACK_MAJOR);
         return -1;
     }

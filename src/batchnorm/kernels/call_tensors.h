@@ -49,8 +49,9 @@ static enum answer look(PyObject *tensor, dlpack_tensor *into) {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     if (type != given_Tensor && type != given_Parameter) return DECLINED;
     if (dlpack->look(tensor, into) != 0) return declined_if_runtime_error();
+    if (into->data == NULL || into->device.type != DLPACK_CPU || into->ndim > MOST_DIMENSIONS) return DECLINED;
     into->data = (char *)into->data + into->byte_offset;
-    return into->device.type == DLPACK_CPU && into->ndim <= MOST_DIMENSIONS ? SERVED : DECLINED;
+    return SERVED;
 }
 
 static int64_t numel(const dlpack_tensor *t) {

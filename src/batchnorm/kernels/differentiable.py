@@ -160,7 +160,7 @@ class Native(torch.autograd.Function):
     ) -> Tensor:
         """Without a ``ctx`` there will be no way back, and nothing is kept for it."""
         running_mean, running_var, rows, batches, setting, told = rest
-        _, (batch, channels, positions), layout, training, _, _, _, name, groups, _, mask, given, _ = setting
+        _, (_, channels, _), layout, training, _, _, _, name, groups, _, mask, given, _ = setting
         y = torch.empty_like(x)
         mean32, var32 = running_mean, running_var
         if not rows:
@@ -180,14 +180,10 @@ class Native(torch.autograd.Function):
             operation = native.EVAL
         # Without a residual, x tells the activation's slope. With one, a bit for each element does, or for silu, whose
         # slope is no bit, the residual.
-        aux, bits = AUX_NONE, 0
+        aux = AUX_NONE
         if residual is not None:
             aux = AUX_BITS if ctx is not None and name in KINKED else AUX_RESIDUAL
-            if aux == AUX_BITS:
-                row = (channels + 7) // 8 if positions == 1 else channels * ((positions + 7) // 8)
-                bits = batch * row + 4
-        rows_end = _end_of_rows(setting)
-        notes = _UINT8.new_empty(rows_end + bits)
+        notes = _UINT8.new_empty(_length_of_notes(setting, aux))
         code = _call(
             setting,
             operation,
@@ -208,7 +204,7 @@ class Native(torch.autograd.Function):
             0 if moments is None else moments.data_ptr(),
             0,
             0.0,
-            notes.data_ptr() + rows_end,
+            notes.data_ptr() + _end_of_rows(setting),
         )
         told += (code, moments)
         if training and code == 0 and running_mean is not None and running_var is not None:
@@ -244,10 +240,10 @@ _apply: Callable[..., Tensor] = super(torch.autograd.Function, Native).apply
 
 def gradients(ctx: Any, dy: Tensor, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """The way back, with the tensors that were saved: checkpointing gives them out only once."""
-    x, weight, bias, notes, residual, mask = saved = _unpacked(*tensors)
+    setting, strides, aux = ctx.rest
+    x, weight, bias, notes, residual, mask = saved = _unpacked(dy.dtype, _length_of_notes(setting, aux), *tensors)
     if torch.is_grad_enabled() or _transformed(dy):
         return _differentiable_backward(ctx, dy, saved)
-    setting, strides, aux = ctx.rest
     if mask is not None:
         setting = setting._replace(mask=mask.contiguous())
     needs = ctx.needs_input_grad
@@ -311,12 +307,37 @@ def _end_of_rows(setting: Setting) -> int:
     return 4 * setting.groups * _ROWS * setting.like[1]
 
 
+def _length_of_notes(setting: Setting, aux: int) -> int:
+    """How many bytes the rows and bits of a call are together."""
+    if aux != AUX_BITS:
+        return _end_of_rows(setting)
+    batch, channels, positions = setting.like
+    row = (channels + 7) // 8 if positions == 1 else channels * ((positions + 7) // 8)
+    return _end_of_rows(setting) + batch * row + 4
+
+
 def _unpacked(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, notes: Tensor, residual: Any = None, mask: Any = None
+    dtype: torch.dtype,
+    length: int,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    notes: Tensor,
+    residual: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> tuple[Any, ...]:
-    """What was saved, in one form; the residual is silu's only."""
-    if notes.dtype is not torch.uint8 or not notes.is_contiguous():  # what hooks on saved tensors made of them
+    """What was saved, whatever hooks on saved tensors made of it, as it was; the residual is silu's only."""
+    x = x if x.dtype is dtype else x.to(dtype)
+    residual = residual if residual is None or residual.dtype is dtype else residual.to(dtype)
+    if notes.numel() != length:
+        raise BatchNormError(
+            f"a hook on saved tensors gave back {notes.numel()} bytes of the {length} that it was given",
+            do="return in its unpack hook what its pack hook was given",
+        )
+    if notes.dtype is not torch.uint8 or not notes.is_contiguous():
         notes = notes.to(torch.uint8).contiguous()
+    if notes.storage_offset() % 4:  # floats are in it
+        notes = notes.clone()
     return x, weight, bias, notes, residual, mask
 
 
@@ -376,7 +397,7 @@ def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tu
         mean = var = None
         if not setting.training:
             rows = notes[: _end_of_rows(setting)].view(_32).view(_ROWS, -1)
-            mean = rows[0] + rows[1]
+            mean = rows[0]  # all of it: running statistics are float32
             var = rows[4].double().pow(-2).sub(setting.eps).to(_32)
         if aux == AUX_BITS:  # the slope of a piecewise linear activation is a constant
             inner = "none"
@@ -412,10 +433,9 @@ def _transformed(dy: Tensor) -> bool:
     if _transforming() or forward_ad._current_level >= 0:
         return True
     try:
-        dy.data_ptr()
+        return dy.data_ptr() == 0  # zeros without memory
     except RuntimeError:  # it has no memory of its own: is_grads_batched, or a transform that has ended
         return True
-    return False
 
 
 def _positions(mask: Tensor, x: Tensor) -> Tensor:

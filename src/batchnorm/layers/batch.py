@@ -19,7 +19,9 @@ from batchnorm.moments import Moments
 
 STATISTICS = ("auto", "batch", "running")
 ONE_VALUE = ("raise", "running")
-_tracing_bytecode = torch.compiler.is_dynamo_compiling  # cheaper than is_compiling; other tracers bring other tensors
+_tracing_bytecode = (
+    torch.compiler.is_dynamo_compiling
+)  # cheaper than is_compiling; the other tracers call.c sees itself
 _TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
