@@ -128,7 +128,7 @@ def backwards(t):
 
 CHANGES = {  # which of the tensors that are saved, and what becomes of it
     "x": (lambda t: t.dim() == 4, backwards),
-    "silu's residual": (lambda t: t.dim() == 4 and bool((t == 3).all()), backwards),
+    "silu's residual": (lambda t: t.dim() == 4 and float(t.mean()) > 2, backwards),
     "a parameter": (lambda t: t.dim() == 1 and t.dtype is torch.float32, torch.Tensor.double),
     "notes with gaps": (lambda t: t.dtype is torch.uint8, lambda t: t.repeat_interleave(2)[::2]),
     "notes as numbers": (lambda t: t.dtype is torch.uint8, torch.Tensor.float),
@@ -146,12 +146,13 @@ def test_what_hooks_make_of_saved_tensors(monkeypatch, kind, activation, trainin
     def run(hooked, again):
         torch.manual_seed(2)
         layer = bn.BatchNorm2d(32, activation=activation).train(training)
-        x, r = torch.randn(4, 32, 5, 5, requires_grad=True), torch.full((4, 32, 5, 5), 3.0, requires_grad=True)
+        x, r = (torch.randn(4, 32, 5, 5).add(mean).requires_grad_() for mean in (0, 3))
         hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: change(t) if concerns(t) else t)
         with hooks if hooked else contextlib.nullcontext():
             y = layer(x, r)
         assert short(y)
-        dy = torch.randn_like(backwards(y.detach()))  # which has the strides that the hooks give
+        dy = torch.randn_like(y.detach())
+        dy = backwards(dy) if kind == "x" else dy  # with the strides that the hook gives
         wanted = [x, r, layer.weight, layer.bias]
         first = torch.autograd.grad(y, wanted, dy, create_graph=again)
         if not again:
@@ -244,6 +245,7 @@ def test_nothing_is_left_behind():
     gc.collect()
     counted = [
         kernels._kernel,
+        layer.__dict__,
         call.short,
         layer.eps,
         layer.weight,
