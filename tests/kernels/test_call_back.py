@@ -128,7 +128,7 @@ def backwards(t):
 
 CHANGES = {  # which of the tensors that are saved, and what becomes of it
     "x": (lambda t: t.dim() == 4, backwards),
-    "silu's residual": (lambda t: t.dim() == 4 and float(t.mean()) > 2, backwards),
+    "silu's residual": (lambda t: t.dim() == 4 and float(t.detach().mean()) > 2, backwards),
     "a parameter": (lambda t: t.dim() == 1 and t.dtype is torch.float32, torch.Tensor.double),
     "notes with gaps": (lambda t: t.dtype is torch.uint8, lambda t: t.repeat_interleave(2)[::2]),
     "notes as numbers": (lambda t: t.dtype is torch.uint8, torch.Tensor.float),
