@@ -104,6 +104,8 @@ print(json.dumps([kernels.describe(), type(y.grad_fn).__name__]))
 
 @pytest.mark.parametrize(("switch", "told", "name"), [
     ("python", "; called from Python, as BATCHNORM_CALL=python asks", "NativeBackward"),
+    ("pyton", "; called from Python: BATCHNORM_CALL is 'pyton', expected 'c' or 'python'", "NativeBackward"),
+    ("c", "threads", "PlainBackward"),
     ("", "threads", "PlainBackward"),
 ])  # fmt: skip
 def test_the_switch(switch, told, name):

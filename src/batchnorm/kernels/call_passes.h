@@ -163,7 +163,7 @@ static int keep_for_backward(PyObject *ctx, const request *q, PyObject *notes) {
     return failed;
 }
 
-/* How long the kernel's notes for the way back are: its rows, and behind them its bits. As differentiable.py has it. */
+/* How long the kernel's notes for the way back are: its rows, and behind them its bits. As saved.py has it. */
 static int64_t bytes_of_rows(const bn_args *args) { return 4 * BN_SAVED_ROWS * args->channels; }
 static int64_t bytes_of_notes(const bn_args *args) {
     const int64_t channels = args->channels, positions = args->positions;

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels import fallback, native
 from batchnorm.kernels.native import ACTIVATIONS, AUX_BITS, AUX_NONE, AUX_RESIDUAL
+from batchnorm.kernels.saved import end_of_rows, length_of_notes, unpacked
 from batchnorm.moments import Moments
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
@@ -183,7 +184,7 @@ class Native(torch.autograd.Function):
         aux = AUX_NONE
         if residual is not None:
             aux = AUX_BITS if ctx is not None and name in KINKED else AUX_RESIDUAL
-        notes = _UINT8.new_empty(_length_of_notes(setting, aux))
+        notes = _UINT8.new_empty(length_of_notes(setting, aux))
         code = _call(
             setting,
             operation,
@@ -204,7 +205,7 @@ class Native(torch.autograd.Function):
             0 if moments is None else moments.data_ptr(),
             0,
             0.0,
-            notes.data_ptr() + _end_of_rows(setting),
+            notes.data_ptr() + end_of_rows(setting),
         )
         told += (code, moments)
         if training and code == 0 and running_mean is not None and running_var is not None:
@@ -241,7 +242,7 @@ _apply: Callable[..., Tensor] = super(torch.autograd.Function, Native).apply
 def gradients(ctx: Any, dy: Tensor, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """The way back, with the tensors that were saved: checkpointing gives them out only once."""
     setting, strides, aux = ctx.rest
-    x, weight, bias, notes, residual, mask = saved = _unpacked(dy.dtype, _length_of_notes(setting, aux), *tensors)
+    x, weight, bias, notes, residual, mask = saved = unpacked(dy.dtype, length_of_notes(setting, aux), *tensors)
     if torch.is_grad_enabled() or _transformed(dy):
         return _differentiable_backward(ctx, dy, saved)
     if mask is not None:
@@ -281,7 +282,7 @@ def gradients(ctx: Any, dy: Tensor, tensors: tuple[Any, ...]) -> tuple[Any, ...]
             0,
             0,
             0.0,
-            notes.data_ptr() + _end_of_rows(setting),
+            notes.data_ptr() + end_of_rows(setting),
         )
     else:
         _staged_backward(setting, aux, x, residual, dy, dx, dresidual, notes, dweight, dbias)
@@ -296,49 +297,6 @@ def gradients(ctx: Any, dy: Tensor, tensors: tuple[Any, ...]) -> tuple[Any, ...]
         dresidual,
         None,
     )
-
-
-def _end_of_rows(setting: Setting) -> int:
-    """The kernel's notes for its way back are rows of float32 (`bn_saved` in bn.h), then bits: where those begin.
-
-    Both are in one tensor, because each costs time in autograd, and in one of bytes, because those survive hooks that
-    keep saved tensors in fewer digits.
-    """
-    return 4 * setting.groups * _ROWS * setting.like[1]
-
-
-def _length_of_notes(setting: Setting, aux: int) -> int:
-    """How many bytes the rows and bits of a call are together."""
-    if aux != AUX_BITS:
-        return _end_of_rows(setting)
-    batch, channels, positions = setting.like
-    row = (channels + 7) // 8 if positions == 1 else channels * ((positions + 7) // 8)
-    return _end_of_rows(setting) + batch * row + 4
-
-
-def _unpacked(
-    dtype: torch.dtype,
-    length: int,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    notes: Tensor,
-    residual: Tensor | None = None,
-    mask: Tensor | None = None,
-) -> tuple[Any, ...]:
-    """What was saved, whatever hooks on saved tensors made of it, as it was; the residual is silu's only."""
-    x = x if x.dtype is dtype else x.to(dtype)
-    residual = residual if residual is None or residual.dtype is dtype else residual.to(dtype)
-    if notes.numel() != length:
-        raise BatchNormError(
-            f"a hook on saved tensors gave back {notes.numel()} bytes of the {length} that it was given",
-            do="return in its unpack hook what its pack hook was given",
-        )
-    if notes.dtype is not torch.uint8 or not notes.is_contiguous():
-        notes = notes.to(torch.uint8).contiguous()
-    if notes.storage_offset() % 4:  # floats are in it
-        notes = notes.clone()
-    return x, weight, bias, notes, residual, mask
 
 
 def _staged_backward(
@@ -359,7 +317,7 @@ def _staged_backward(
     sums = _FLOAT64.new_empty(2, setting.like[1])
     both = {
         "auxiliary": _address(residual), "dy": dy.data_ptr(), "saved": notes.data_ptr(),
-        "bits": notes.data_ptr() + _end_of_rows(setting),
+        "bits": notes.data_ptr() + end_of_rows(setting),
     }  # fmt: skip
     parameters = {"grad_weight": _address(dweight), "grad_bias": _address(dbias)}
     _call(setting, native.GRAD_SUMS, aux, x, sums=sums.data_ptr(), **both, **parameters)
@@ -396,7 +354,7 @@ def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tu
         x, weight, bias, notes, residual, marks = views
         mean = var = None
         if not setting.training:
-            rows = notes[: _end_of_rows(setting)].view(_32).view(_ROWS, -1)
+            rows = notes[: end_of_rows(setting)].view(_32).view(_ROWS, -1)
             mean = rows[0]  # all of it: running statistics are float32
             var = rows[4].double().pow(-2).sub(setting.eps).to(_32)
         if aux == AUX_BITS:  # the slope of a piecewise linear activation is a constant
@@ -449,7 +407,7 @@ def _passes(setting: Setting, strides: tuple[int, ...], x: Tensor, notes: Tensor
     ones, slope, unused = torch.ones_like(x), torch.empty_like(x), torch.empty_like(x)
     _call(
         setting, native.BACKWARD_EVAL, AUX_BITS, x, dy=ones.data_ptr(), out=unused.data_ptr(),
-        out_residual=slope.data_ptr(), saved=notes.data_ptr(), bits=notes.data_ptr() + _end_of_rows(setting),
+        out_residual=slope.data_ptr(), saved=notes.data_ptr(), bits=notes.data_ptr() + end_of_rows(setting),
     )  # fmt: skip
     return slope == 1
 

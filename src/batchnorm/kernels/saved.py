@@ -1,0 +1,72 @@
+"""What the forward pass saves for the way back: tensors, and the kernel's notes about the batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from batchnorm.errors import BatchNormError
+from batchnorm.kernels.native import AUX_BITS, SAVED_ROWS
+
+if TYPE_CHECKING:
+    from batchnorm.kernels.differentiable import Setting
+
+
+def end_of_rows(setting: Setting) -> int:
+    """The kernel's notes for its way back are rows of float32 (`bn_saved` in bn.h), then bits: where those begin.
+
+    >>> from batchnorm.kernels.differentiable import Setting
+    >>> end_of_rows(Setting(None, (2, 16, 9), None, True, 0.1, 1e-5, 0.0, "relu"))  # five rows of 16 channels
+    320
+
+    Both are in one tensor, because each costs time in autograd, and in one of bytes, because those survive hooks that
+    keep saved tensors in fewer digits.
+    """
+    return 4 * setting.groups * SAVED_ROWS * setting.like[1]
+
+
+def length_of_notes(setting: Setting, aux: int) -> int:
+    """How many bytes the rows and bits of a call are together.
+
+    >>> from batchnorm.kernels.differentiable import Setting
+    >>> length_of_notes(Setting(None, (2, 16, 9), None, True, 0.1, 1e-5, 0.0, "relu"), AUX_BITS)  # two bytes a row
+    388
+    """
+    if aux != AUX_BITS:
+        return end_of_rows(setting)
+    batch, channels, positions = setting.like
+    row = (channels + 7) // 8 if positions == 1 else channels * ((positions + 7) // 8)
+    return end_of_rows(setting) + batch * row + 4
+
+
+def unpacked(
+    dtype: torch.dtype,
+    length: int,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    notes: Tensor,
+    residual: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> tuple[Any, ...]:
+    """What was saved, whatever hooks on saved tensors made of it, as it was; the residual is silu's only.
+
+    >>> notes = torch.zeros(320, dtype=torch.uint8)
+    >>> x, *_ = unpacked(torch.bfloat16, 320, torch.zeros(2, 16), None, None, notes)
+    >>> x.dtype
+    torch.bfloat16
+    """
+    x = x if x.dtype is dtype else x.to(dtype)
+    residual = residual if residual is None or residual.dtype is dtype else residual.to(dtype)
+    if notes.numel() != length:
+        raise BatchNormError(
+            f"a hook on saved tensors gave back {notes.numel()} bytes of the {length} that it was given",
+            do="return in its unpack hook what its pack hook was given",
+        )
+    if notes.dtype is not torch.uint8 or not notes.is_contiguous():
+        notes = notes.to(torch.uint8).contiguous()
+    if notes.storage_offset() % 4:  # floats are in it
+        notes = notes.clone()
+    return x, weight, bias, notes, residual, mask
