@@ -15,10 +15,10 @@
  *   backward  u = g = dy * act'  centre = the mean            (g and g*d give dbeta, dgamma, dx)
  * The second writes y = act(d*scale + offset [+ residual]) or dx = (g + d*grad_x + grad_1) * scale.
  *
- * A few numbers are added in float32 before they join a double: eight of a column, or of a run two chains of at most eleven,
- * then the two, then the vector's halves. So the sums are nearly as good as double sums, for a fraction of the
- * conversions. Vectors are GCC's (and clang's) vector extensions, which any CPU can run; the few conversions that compilers
- * translate badly have intrinsics beside the general form.
+ * A few numbers are added in float32 before they join a double: of a column two chains of at most eight, then the two; of a
+ * run two chains of at most eleven, then the two, then the vector's halves. So the sums are nearly as good as double sums,
+ * for a fraction of the conversions. Vectors are GCC's (and clang's) vector extensions, which any CPU can run; the few
+ * conversions that compilers translate badly have intrinsics beside the general form.
  *
  * Every INLINE function takes its variants (dtype, activation, ...) as arguments that are constants after inlining:
  * the macros at the end of bn_sweeps.h, with bn_copies.h, make the specialised copies. */

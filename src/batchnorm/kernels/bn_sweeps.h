@@ -169,67 +169,71 @@ INLINE bn_args NAME(from_element)(const bn_args *a, int64_t i, int bf16) {
     return b;
 }
 
-/* One vector of columns over `rows` rows of `width` elements, from element i and bit b. `fresh` lanes of the vector have
- * not been counted yet. Or two vectors, the elements with even and with odd numbers, with two coefficients and sums. */
-INLINE void NAME(sum_columns)(const bn_args *a, int64_t i, int64_t b, int64_t width, int rows, int64_t fresh,
-                              const coefficients *q, double *sum, double *product, int backward, int act, int aux,
-                              int bf16, int pair) {
-    vf s[2] = {{0}, {0}}, p[2] = {{0}, {0}}, d;
+/* How many vectors of columns go down the rows abreast, with their coefficients and sums in registers; in how many chains of
+ * sums, which is a question of how many registers there are; and how many rows, before the sums join a double. */
+enum { NAME(ABREAST) = 4, NAME(ABREAST_CHAINS) = L == 16 ? 2 : 1, NAME(DOWN) = 8 * NAME(ABREAST_CHAINS) };
+
+/* Some neighbouring vectors of columns over `rows` rows of `width` elements, from element i and bit b. Of a single one,
+ * `fresh` lanes have not been counted yet. In pairs, they are the elements with even and with odd numbers. */
+INLINE void NAME(sum_columns)(const bn_args *a, int64_t i, int64_t b, int64_t width, int rows, int chains, int vectors,
+                              int64_t fresh, const NAME(columns) * w, double *sum, double *product, int backward, int act,
+                              int aux, int bf16, int pairs) {
+    coefficients q[NAME(ABREAST)];
+    vf s[2][NAME(ABREAST)] = {{{0}}}, p[2][NAME(ABREAST)] = {{{0}}}, d;
     const int64_t bits = width + NAME(bit_shift)(1, width);
-#pragma GCC unroll 8
-    for (int j = 0; j < rows; j++, i += width, b += bits)
+#pragma GCC unroll 4
+    for (int h = 0; h < vectors; h++) q[h] = NAME(at)(w, i + h * L);
+    for (int j = 0; j < rows; j += chains)
 #pragma GCC unroll 2
-        for (int h = 0; h <= pair; h++) {
-            const int chain = pair ? h : j & 1;
-            vf u = NAME(term)(a, i, b + h * L, fresh, &d, &q[h], backward, act, aux, pair ? NAME(EVEN) + h : bf16);
-            s[chain] += u;
-            p[chain] += u * d;
-        }
-    if (pair) {
-        NAME(add_at)(sum + L, s[1]);
-        NAME(add_at)(product + L, p[1]);
-    } else {
-        s[0] += s[1];
-        p[0] += p[1];
+        for (int chain = 0; chain < chains && chain < rows; chain++, i += width, b += bits)
+#pragma GCC unroll 4
+            for (int h = 0; h < vectors; h++) {
+                vf u = NAME(term)(a, i + (pairs ? h & ~1 : h) * L, b + h * L, fresh, &d, &q[h], backward, act, aux,
+                                  pairs ? NAME(EVEN) + (h & 1) : bf16);
+                s[chain][h] += u;
+                p[chain][h] += u * d;
+            }
+    const vi counted = NAME(last_lanes)(fresh);
+#pragma GCC unroll 4
+    for (int h = 0; h < vectors; h++) {
+        NAME(add_at)(sum + h * L, (vf)((vi)(s[0][h] + s[1][h]) & counted));
+        NAME(add_at)(product + h * L, (vf)((vi)(p[0][h] + p[1][h]) & counted));
     }
-    if (fresh < L) {
-        s[0] = (vf)((vi)s[0] & NAME(last_lanes)(fresh));
-        p[0] = (vf)((vi)p[0] & NAME(last_lanes)(fresh));
-    }
-    NAME(add_at)(sum, s[0]);
-    NAME(add_at)(product, p[0]);
 }
 
-/* Columns c0..c1, the first ones of them in pairs of vectors, up to column `paired`. */
-INLINE void NAME(sum_rows)(const bn_args *all, int64_t row, int64_t width, int rows, int64_t c0, int64_t c1, int64_t paired,
-                           const NAME(columns) * w, double *sum, double *product, int backward, int act, int aux, int bf16) {
+/* Columns c0..c1, the first ones of them in pairs of vectors, up to column `paired`. A few rows of a large tensor are read a
+ * vector after the other: that jumps about in memory, and the hardware does not see through it, so `fetch` gets the next rows
+ * in the order of their addresses. */
+INLINE void NAME(sum_rows)(const bn_args *all, int64_t row, int64_t width, int rows, int abreast, int64_t c0, int64_t c1,
+                           int64_t paired, const NAME(columns) * w, double *sum, double *product, int fetch, int backward,
+                           int act, int aux, int bf16) {
     const int64_t b = row * (width + NAME(bit_shift)(1, width));
     const bn_args a = NAME(from_element)(all, row * width, bf16);
-    /* Many rows at a vector's width jump about in memory, and the hardware does not see through it: fetch the next ones in
-     * the order of their addresses. Rows that are 2 KB apart, or a multiple of it, have few places in the nearest cache,
-     * and would push each other out; a large tensor's are worth it all the same. */
-    const int size = bf16 ? 2 : 4, lines = rows * L * size / 64;
+    const int size = bf16 ? 2 : 4, lines = rows * L * size / 64, chains = abreast > 1 ? NAME(ABREAST_CHAINS) : 2;
     const char *next_x = (const char *)a.x + rows * width * size;
     const char *next_dy = (const char *)(backward ? a.dy : a.x) + rows * width * size;
-    const int fetch = rows > 1 && c1 - c0 == width && (width * size % 2048 || outgrows_cache(all, 0));
     int64_t c = c0;
-    for (int pair; c + L <= c1; c += L << pair) {
-        pair = bf16 && c < paired;
-        for (int j = 0; fetch && j < lines << pair; j++) {
-            __builtin_prefetch(next_x);
-            next_x += 64;
-            if (backward) __builtin_prefetch(next_dy);
-            next_dy += 64;
-        }
-        const coefficients q[2] = {NAME(at)(w, c), NAME(at)(w, c + pair * L)};
-        if (pair) NAME(sum_columns)(&a, c, b + c, width, rows, L, q, sum + c, product + c, backward, act, aux, 1, 1);
-        else NAME(sum_columns)(&a, c, b + c, width, rows, L, q, sum + c, product + c, backward, act, aux, bf16, 0);
+#define FETCH(vectors)                                                                 \
+    for (int j = 0; fetch && j < (vectors) * lines; j++, next_x += 64, next_dy += 64) { \
+        __builtin_prefetch(next_x);                                                    \
+        if (backward) __builtin_prefetch(next_dy);                                     \
     }
-    if (c < c1) {
-        const int64_t last = c1 - L;
-        const coefficients q = NAME(at)(w, last);
-        NAME(sum_columns)(&a, last, b + c, width, rows, c1 - c, &q, sum + last, product + last, backward, act, aux, bf16, 0);
+#define SUM(vectors, at, fresh, pairs)                                                                                    \
+    NAME(sum_columns)(&a, at, b + (at) + L - (fresh), width, rows, chains, vectors, fresh, w, sum + (at), product + (at), \
+                      backward, act, aux, bf16, pairs)
+    for (; bf16 && abreast > 1 && c + abreast * L <= c1 && c + abreast * L <= paired; c += abreast * L) SUM(abreast, c, L, 1);
+    for (; bf16 && c < c1 && c < paired; c += 2 * L) {
+        FETCH(2)
+        SUM(2, c, L, 1);
     }
+    for (; abreast > 1 && c + abreast * L <= c1; c += abreast * L) SUM(abreast, c, L, 0);
+    for (; c + L <= c1; c += L) {
+        FETCH(1)
+        SUM(1, c, L, 0);
+    }
+    if (c < c1) SUM(1, c1 - L, c1 - c, 0);
+#undef FETCH
+#undef SUM
 }
 
 /* One row at a time, or two short ones: memory is then written nearly from end to end. */
@@ -263,12 +267,16 @@ INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, i
     const bn_args copy = *k->a, *a = &copy;
     const NAME(columns) w = *columns;
     const int64_t n = k->columns;
-#define SUM(rows) NAME(sum_rows)(a, r, n, rows, c0, c1, k->paired, &w, sum, product, backward, act, aux, bf16)
+#define SUM(rows, abreast) \
+    NAME(sum_rows)(a, r, n, rows, abreast, c0, c1, k->paired, &w, sum, product, fetch, backward, act, aux, bf16)
     if (sum) {
-        /* From memory, fewer rows at a time arrive sooner; but sums that are no longer in the nearest cache want more. */
-        for (const int far = !bf16 && n <= 1024 && outgrows_cache(a, 0); far && r + 4 <= r1; r += 4) SUM(4);
-        for (; r + 8 <= r1; r += 8) SUM(8);
-        for (; r < r1; r++) SUM(1);
+        /* Down many rows, where they are in a cache or no longer than what goes abreast. Else memory wants its order: few rows
+         * at a time; but sums that are no longer in the nearest cache want more. */
+        const int far = n > NAME(ABREAST) * L && outgrows_cache(a, 0), fetch = far && c1 - c0 == n;
+        for (; !far && r + NAME(DOWN) <= r1; r += NAME(DOWN)) SUM(NAME(DOWN), NAME(ABREAST));
+        for (; far && !bf16 && n <= 1024 && r + 4 <= r1; r += 4) SUM(4, 1);
+        for (; r + 8 <= r1; r += 8) SUM(8, 1);
+        for (; r < r1; r++) SUM(1, 1);
         return;
     }
 #define WRITE(rows, stream) \
