@@ -1,5 +1,9 @@
 """The short way to the kernel: the same bits as the long one, taken by what is plain and by nothing else."""
 
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 from call_cases import NONE, SHAPES, WHY, call_with, short, tensor
@@ -225,3 +229,39 @@ def test_a_batch_that_is_not_finite(monkeypatch):
     assert int(layer.num_batches_tracked) == 0
     assert torch.equal(layer.running_mean, torch.zeros(64))
     assert layer.running_mean._version == bn.BatchNorm1d(64).running_mean._version
+
+
+# A free piece of the heap between pieces in use, with just the room that torch's output of 42 MB takes: do torch's and
+# ours come there? (With M_MMAP_MAX 0 malloc makes a large piece in the heap; else it is mapped.) What small pieces the
+# calls need, they have had before.
+PIECE = """
+import ctypes, torch
+import batchnorm as bn
+
+library = ctypes.CDLL(None)
+library.malloc.argtypes, library.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+library.free.argtypes, library.free.restype = [ctypes.c_void_p], None
+M_MMAP_MAX = -4
+torch.set_grad_enabled(False)
+x = torch.zeros(160, 256, 16, 16)
+layers = torch.nn.BatchNorm2d(256).eval(), bn.BatchNorm2d(256).eval()
+for _ in range(3):
+    [layer(x) for layer in layers]
+library.mallopt(M_MMAP_MAX, 0)
+piece, behind = library.malloc(4 * x.numel() + 128), library.malloc(1000000)
+library.mallopt(M_MMAP_MAX, 65536)
+assert behind > piece
+for layer in layers:
+    library.free(piece)
+    y = layer(x)
+    print(0 <= y.data_ptr() - piece < 128)
+    del y
+    piece = library.malloc(4 * x.numel() + 128)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is about glibc's heap")
+def test_output_fits_where_torchs_fits():
+    done = subprocess.run([sys.executable, "-c", PIECE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "True"]
