@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from batchnorm import pages as pages  # registers how our records are drawn; imports no figure
+
 if TYPE_CHECKING:
     from batchnorm import functional, kernels, probe, reference, testing
     from batchnorm.conventions import from_flax, from_keras, to_flax, to_keras

@@ -13,9 +13,9 @@ from batchnorm.errors import BatchNormError
 from batchnorm.lab.present import accuracy_cell, ratio_cell, steps_cell
 from batchnorm.lab.store import to_records
 from batchnorm.lab.summary import summarise
+from batchnorm.observe.figures import signal as player
 from batchnorm.records import Measurement, RecordFile
 from batchnorm.report.figures import figures_of
-from batchnorm.report.figures import signal as player
 from batchnorm.report.fit import fitting
 from batchnorm.report.load import Run, load
 from batchnorm.report.page import page

@@ -12,14 +12,10 @@ from batchnorm.report.embed import embedded, guarded, plotly_script
 from batchnorm.report.figures import figures_of
 from batchnorm.report.fit import fitting
 from batchnorm.report.load import Run
+from batchnorm.report.registry import drawing_of
 from batchnorm.report.sections import Player, Plot, Section
 
-TITLES = {
-    "race": "The Batch Normalization race",
-    "watch": "The signal in a network",
-    "check": "What the doctor found",
-    "bench": "How fast is Batch Normalization",
-}
+TITLE = "Batch Normalization: a report"
 
 
 def page(runs: Sequence[Run]) -> str:
@@ -56,15 +52,14 @@ def write_page(runs: Sequence[Run], path: Path) -> Path:
 
 
 def title_of(runs: Sequence[Run]) -> str:
-    """Name the page after what it shows.
+    """Title a page by the records it begins with, if a title is registered for them.
 
     >>> from batchnorm.records import RecordFile
     >>> title_of([Run("race", RecordFile("race", {}, ()))]), title_of([])
     ('The Batch Normalization race', 'Batch Normalization: a report')
     """
-    commands = list(dict.fromkeys(run.records.command for run in runs))
-    known = [TITLES[command] for command in commands if command in TITLES]
-    return known[0] if known and (len(commands) == 1 or commands[0] == "race") else "Batch Normalization: a report"
+    drawing = drawing_of(runs[0].records.command) if runs else None
+    return drawing.title if drawing and drawing.title else TITLE
 
 
 def facts(run: Run) -> list[tuple[str, str]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from batchnorm.lab.figures.looks import look_of_variant
 from batchnorm.lab.store import from_records
 from batchnorm.lab.summary import Lane, Row, summarise
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
-from batchnorm.report.figures.palette import look_of
 from batchnorm.report.sections import Plot, Switch, Table
 
 
@@ -31,7 +31,7 @@ def draw(records: RecordFile) -> Plot | None:
     for row in summary.rows:
         first = len(traces)
         traces += traces_of(row, lanes[row.variant], summary.target)
-        colour, dash = look_of(row.variant)
+        colour, dash = look_of_variant(row.variant)
         switches.append(Switch(row.variant, tuple(range(first, len(traces))), colour, dash))
     steps = lanes[summary.rows[0].variant].curves[0].steps
     return Plot(
@@ -57,7 +57,7 @@ def traces_of(row: Row, lane: Lane, target: float | None) -> list[dict[str, Any]
     >>> [trace["mode"] for trace in traces_of(row, lane, None)]
     ['lines', 'lines']
     """
-    colour, dash = look_of(row.variant)
+    colour, dash = look_of_variant(row.variant)
     steps = list(lane.chosen[0].steps)
     seeds = [[0.0 if math.isnan(v) else v for v in curve.accuracy] for curve in lane.chosen]
     low, high = ([pick(column) for column in zip(*seeds, strict=True)] for pick in (min, max))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchnorm.bench.summary import OURS, TORCH, group_cells
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text, rounded
-from batchnorm.report.figures.palette import CIVIDIS
+from batchnorm.report.palette import CIVIDIS
 from batchnorm.report.sections import Plot, Table, short
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text, rounded
-from batchnorm.report.figures.palette import look_of
+from batchnorm.report.palette import look_of
 from batchnorm.report.sections import Plot, Switch, Table, short, thinned
 
 MOST_ROWS = 40  # of the table beside the lines
@@ -32,7 +32,7 @@ def draw(records: RecordFile) -> Plot | None:
     traces: list[dict[str, Any]] = []
     switches = []
     for number, (name, values) in enumerate(lines.items()):
-        colour, dash = look_of("", number)
+        colour, dash = look_of(number)
         steps = sorted(values)
         switches.append(Switch(name, (number,), colour, dash))
         traces.append(

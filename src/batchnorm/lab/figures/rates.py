@@ -9,7 +9,7 @@ from batchnorm.lab.summary import Lane, at_rate, rates_in, typical_best
 from batchnorm.lab.variants import named
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
-from batchnorm.report.figures.palette import CIVIDIS
+from batchnorm.report.palette import CIVIDIS
 from batchnorm.report.sections import Plot, Table
 
 KINDS = {"relu": "ReLU", "sigmoid": "Sigmoid"}

@@ -7,7 +7,7 @@ from typing import Any
 
 from batchnorm.records import Measurement, RecordFile
 from batchnorm.report.embed import plotly_text, rounded
-from batchnorm.report.figures.palette import BLUE_TO_ORANGE, CIVIDIS
+from batchnorm.report.palette import BLUE_TO_ORANGE, CIVIDIS
 from batchnorm.report.sections import Choice, Plot, Table, short
 
 DRAWN_ELSEWHERE = ("histogram",)

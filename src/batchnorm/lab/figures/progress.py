@@ -7,7 +7,7 @@ from batchnorm.lab.store import from_records
 from batchnorm.lab.summary import at_rate, rates_in
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
-from batchnorm.report.figures.palette import CIVIDIS
+from batchnorm.report.palette import CIVIDIS
 from batchnorm.report.sections import Plot, Table, thinned
 
 MOST_COLUMNS = 8  # of the table beside the map

@@ -1,0 +1,7 @@
+"""How watched records are drawn, one figure a file, in the order of the page."""
+
+from __future__ import annotations
+
+from batchnorm.observe.figures import layers, run, signal
+
+FIGURES = (signal.draw, layers.draw, run.draw)

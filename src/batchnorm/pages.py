@@ -1,0 +1,12 @@
+"""Which module draws the records of which command of this package; imported only when a page is drawn."""
+
+from __future__ import annotations
+
+from batchnorm.report.registry import register
+
+register("race", "batchnorm.lab.figures", "The Batch Normalization race")
+register("watch", "batchnorm.observe.figures", "The signal in a network")
+register("check", "batchnorm.doctor.figures", "What the doctor found")
+register("bench", "batchnorm.bench.figures", "How fast is Batch Normalization")
+register("calibrate", "batchnorm.transforms.figures")
+register("fold", "batchnorm.transforms.figures")
