@@ -1,4 +1,9 @@
-"""Which module draws the records of which command of this package; imported only when a page is drawn."""
+"""Which module draws the records of which command of this package; imported only when a page is drawn.
+
+>>> from batchnorm.report.registry import drawing_of
+>>> drawing_of("fold").figures
+'batchnorm.transforms.figures'
+"""
 
 from __future__ import annotations
 
