@@ -1,17 +1,20 @@
-"""Parameter groups for an optimiser: weight decay for weights, and for nothing else."""
+"""Optimizers: parameter groups in which only weights decay, and the torch optimizer inside a wrapper."""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.optim import Optimizer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.channel_norms import PerChannel
@@ -22,6 +25,7 @@ _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, PerChannel)
 _NORM_NAME = re.compile(r"Norm(\dd|Nd)?$")  # LlamaRMSNorm, LayerNorm2d; not NormLinear, whose weight is a weight
 _BIAS_NAME = re.compile(r"(^|_)bias(es)?(_|$)")
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+DEPTH = 16  # wrappers around an optimizer
 
 
 def param_groups(
@@ -148,3 +152,127 @@ class _Excluded:
                 where="param_groups",
                 do="see model.named_parameters() for the names",
             )
+
+
+class Wrapper(Protocol):
+    """An object around an optimizer, as accelerate, Lightning, DeepSpeed and many training programs make."""
+
+    @property
+    def optimizer(self) -> Any:
+        """What it wraps."""
+
+
+Optimizers = Optimizer | Wrapper | Iterable[Optimizer | Wrapper] | Mapping[str, Optimizer | Wrapper] | None
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer inside any number of wrappers; an argument that contains no optimizer is returned as it is.
+
+    >>> import torch
+    >>> class WarmUp:
+    ...     def __init__(self, optimizer):
+    ...         self.optimizer = optimizer
+    >>> sgd = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    >>> unwrapped(WarmUp(WarmUp(sgd))) is sgd, unwrapped(sgd) is sgd, unwrapped("sgd")
+    (True, True, 'sgd')
+
+    A wrapper is anything with an attribute ``optimizer`` that leads to an object with ``param_groups``; or, under any
+    other name, one attribute that does so and holds at least the wrapper's own parameters (Lookahead, SAM). The step
+    hooks and the state of a wrapper are often not those of the optimizer that updates the parameters, even where the
+    wrapper is a subclass of `torch.optim.Optimizer`, as accelerate's is.
+    """
+    found = _innermost(optimizer, ())
+    return optimizer if found is None else found
+
+
+def is_optimizer(given: Any) -> bool:
+    """Whether an object has parameter groups, as every optimizer of torch has.
+
+    >>> import torch
+    >>> is_optimizer(torch.optim.SGD([torch.zeros(1)], lr=0.1)), is_optimizer(torch.optim.SGD), is_optimizer(None)
+    (True, False, False)
+    """
+    groups = getattr(given, "param_groups", None)
+    return isinstance(groups, (list, tuple)) and all(isinstance(g, Mapping) and "params" in g for g in groups)
+
+
+def state_of(optimizer: Any) -> dict[Any, Any]:
+    """Return what an optimizer keeps for each parameter; nothing for one that is no torch optimizer and keeps none.
+
+    >>> import torch
+    >>> state_of(torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    defaultdict(<class 'dict'>, {})
+    """
+    state = getattr(optimizer, "state", None)
+    return state if isinstance(state, dict) else {}
+
+
+def hook_steps(optimizer: Any, before: Callable[..., None], after: Callable[..., None]) -> Callable[[], None]:
+    """Call two functions with the optimizer before and after each of its steps; return a function that stops that.
+
+    >>> import torch
+    >>> sgd, steps = torch.optim.SGD([torch.zeros(1)], lr=0.1), []
+    >>> remove = hook_steps(sgd, lambda *_: steps.append("before"), lambda *_: steps.append("after"))
+    >>> sgd.step()
+    >>> remove()
+    >>> sgd.step()
+    >>> steps
+    ['before', 'after']
+
+    An optimizer whose ``step`` does not run torch's hooks (any class of its own with ``param_groups``) has its ``step``
+    replaced on the instance for that time.
+    """
+    if _runs_hooks(optimizer):
+        handles = ExitStack()
+        handles.callback(optimizer.register_step_pre_hook(before).remove)
+        handles.callback(optimizer.register_step_post_hook(after).remove)
+        return handles.close
+    step, own, active = optimizer.step, "step" in vars(optimizer), True
+
+    @functools.wraps(step)
+    def stepping(*arguments: Any, **keywords: Any) -> Any:
+        if not active:
+            return step(*arguments, **keywords)
+        before(optimizer)
+        result = step(*arguments, **keywords)
+        after(optimizer)
+        return result
+
+    def remove() -> None:
+        nonlocal active
+        active = False
+        if vars(optimizer).get("step") is stepping:  # else another function has been put around it since
+            if own:
+                optimizer.step = step
+            else:
+                del optimizer.step
+
+    optimizer.step = stepping
+    return remove
+
+
+def _innermost(given: Any, above: tuple[Any, ...]) -> Any:
+    if len(above) > DEPTH or any(given is each for each in above):
+        return None
+    above = (*above, given)
+    found = _innermost(named, above) if (named := getattr(given, "optimizer", None)) is not None else None
+    if found is not None:
+        return found
+    wraps = is_optimizer(given)
+    inside = [value for value in getattr(given, "__dict__", {}).values() if is_optimizer(value)]
+    distinct = {id(each): each for value in inside if (each := _innermost(value, above)) is not None}
+    if len(distinct) == 1:
+        (found,) = distinct.values()
+        if not wraps or _held(given) <= _held(found):
+            return found
+    return given if wraps else None
+
+
+def _held(optimizer: Any) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _runs_hooks(optimizer: Any) -> bool:
+    """Whether an optimizer is one whose constructor made torch run its step hooks."""
+    patched = getattr(type(optimizer).step, "hooked", False)
+    return isinstance(optimizer, Optimizer) and bool(patched) and hasattr(optimizer, "_optimizer_step_pre_hooks")

@@ -46,11 +46,11 @@ def check(
     1 advice
 
     The more is given, the more rules can look: ``example`` is what the model is called with (a tensor, a tuple of
-    arguments, a dictionary of named ones), ``data`` batches of it (pairs with labels, or anything that
-    ``forward(model, batch)`` can take; a DataLoader too), ``optimizer`` one or several, ``before`` the model before it
-    was converted, pruned or folded by another tool, ``process_group`` the ranks that train it together (every one of
-    them calls this), ``purpose="export"`` that it is to be exported next. ``findings.skipped`` says which rules could
-    not look, and what they lack. Rules that look on while training runs are in `batchnorm.monitor`.
+    arguments, a dictionary of named ones), ``data`` batches of it (pairs with labels, or anything that ``forward(model,
+    batch)`` can take; a DataLoader too), ``optimizer`` one or several (or wrappers of them), ``before`` the model
+    before it was converted, pruned or folded by another tool, ``process_group`` the ranks that train it together (every
+    one of them calls this), ``purpose="export"`` that it is to be exported next. ``findings.skipped`` says which rules
+    could not look, and what they lack. Rules that look on while training runs are in `batchnorm.monitor`.
     """
     rules = chosen(select, ignore)
     if purpose not in PURPOSES:

@@ -232,8 +232,7 @@ def _first(batches: Iterable[Batch], source: str) -> Batch:
 
 
 def _optimizer(spec: str, model: nn.Module) -> Any:
-    from torch.optim import Optimizer
-
+    from batchnorm.optim import is_optimizer, unwrapped
     from batchnorm.specs import made_by
 
     function = made_by(spec, object)  # as it is: it is to be called with the model
@@ -241,7 +240,7 @@ def _optimizer(spec: str, model: nn.Module) -> Any:
         raise BatchNormError(f"{spec} is a {type(function).__name__}, not a function of the model")
     made = called(f"{spec}(model)", lambda: function(model))
     several = made if isinstance(made, (list, tuple)) and made else [made]
-    if not all(isinstance(one, Optimizer) for one in several):
+    if not all(is_optimizer(unwrapped(one)) for one in several):
         raise BatchNormError(
             f"{spec}(model) gives a {type(made).__name__}", do="return the optimiser, or a list of several"
         )

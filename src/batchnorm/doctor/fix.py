@@ -14,6 +14,7 @@ from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.patient import Needed, Patient
 from batchnorm.doctor.subject import Forward
 from batchnorm.errors import BatchNormError, NotEquivalent
+from batchnorm.optim import state_of
 from batchnorm.preserve import in_mode
 from batchnorm.records import Certificate, Change, Finding, Report
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
@@ -97,7 +98,8 @@ def fix(
     certificate = _certify(model, patient, keeps) if changes and patient.example is not None else None
     for mine, follower in zip(optimizers, patient.optimizers, strict=True):
         mine.param_groups[:] = follower.param_groups
-        mine.state = follower.state
+        if state_of(mine):
+            mine.state = follower.state
     return patient.model, Report(tuple(changes), left, certificate)
 
 

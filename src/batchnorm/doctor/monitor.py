@@ -46,7 +46,9 @@ def monitor(
     numbers are looked at, in the others only shapes and flags. ``run.told(labels)`` before a call tells the labels of
     the batch. A rule that breaks is left out from then on, and is in ``run.failed``; the training goes on.
 
-    Without ``optimizer``, every optimiser that holds parameters of the model counts. Networks that train together, such
+    ``optimizer`` is one, several or a dictionary of them; the optimizer inside a wrapper is found (accelerate's and
+    Lightning's, anything with ``.optimizer`` or ``param_groups``: see `batchnorm.optim.unwrapped`). Without it, every
+    optimiser that holds parameters of the model counts. Networks that train together, such
     as a GAN's, go into one monitor, ``monitor({"G": generator, "D": discriminator})``: paths begin with the name, and
     the steps of each are those of its own optimiser. A wrapper (DistributedDataParallel) can be given as well as what
     is in it; replicas that nn.DataParallel makes are not seen. A compiled model is refused: its hooks would not run.

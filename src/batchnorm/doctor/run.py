@@ -23,6 +23,7 @@ from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.recompute import in_backward, updates_once
 from batchnorm.nested import tensors_in
+from batchnorm.optim import hook_steps
 from batchnorm.records import Finding
 
 UNSEEN = 3  # steps without a call of the model, after which one says so
@@ -133,8 +134,7 @@ class Run:
             add(copied.register_forward_pre_hook(Hook(told)).remove)
         if self.optimizers:
             for optimizer in self.optimizers:
-                add(optimizer.register_step_pre_hook(self._steps).remove)
-                add(optimizer.register_step_post_hook(self._stepped).remove)
+                add(hook_steps(optimizer, self._steps, self._stepped))
         else:  # any that holds parameters of the model
             add(register_optimizer_step_pre_hook(self._steps).remove)
             add(register_optimizer_step_post_hook(self._stepped).remove)

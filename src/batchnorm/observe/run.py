@@ -22,6 +22,7 @@ from batchnorm.observe.places import Place
 from batchnorm.observe.quantity import Quantity
 from batchnorm.observe.sinks import Sink
 from batchnorm.observe.subjects import Signal, Weights
+from batchnorm.optim import hook_steps
 from batchnorm.records import Measurement, RecordFile
 
 UNSEEN = 3  # calls of the model without a step, after which one says so
@@ -157,8 +158,7 @@ class Watch:
         self._state = "running"
         add = self._around.callback
         for optimizer in self._optimizers[:1]:
-            add(optimizer.register_step_pre_hook(self._steps).remove)
-            add(optimizer.register_step_post_hook(self._stepped).remove)
+            add(hook_steps(optimizer, self._steps, self._stepped))
         if not self._optimizers:
             add(register_optimizer_step_pre_hook(self._steps).remove)
             add(register_optimizer_step_post_hook(self._stepped).remove)

@@ -59,8 +59,9 @@ def watch(
 
     **When:** in every ``every``-th step of the optimiser, from step ``start``, at the first call of the model in
     training mode with gradients. Without ``optimizer``, the first one that steps and holds parameters of the model
-    counts; of several, the first. A loop without a torch optimiser calls ``seen.step()`` instead. At other steps there
-    are no hooks in the model. Large signals are sampled at fixed places, without random numbers.
+    counts; of several, the first; of a wrapper (accelerate's, Lightning's), the optimizer inside. A loop without a
+    torch optimiser calls ``seen.step()`` instead. At other steps there are no hooks in the model. Large signals are
+    sampled at fixed places, without random numbers.
 
     **Histograms** of a layer have the same bins throughout: those of ``range``, or chosen at the first record (see
     `batchnorm.observe.quantities.histogram`).

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import check_model
-
-Optimizers = Optimizer | Iterable[Optimizer] | None
+from batchnorm.optim import Optimizers as Optimizers
+from batchnorm.optim import is_optimizer, state_of, unwrapped
 
 
 def check_optimizers(model: nn.Module, optimizer: Optimizers, where: str) -> tuple[Optimizer, ...]:
@@ -94,7 +94,7 @@ def several(optimizer: Optimizers, model: nn.Module, where: str) -> tuple[Optimi
     found = as_tuple(optimizer)
     known = {id(p) for p in model.parameters()}
     for each in found:
-        if not isinstance(each, Optimizer):
+        if not is_optimizer(each):
             raise BatchNormError(f"optimizer is a {type(each).__name__}", where=where, do="give torch optimisers")
         if not any(id(p) in known for group in each.param_groups for p in group["params"]):
             raise BatchNormError(
@@ -123,9 +123,10 @@ def follow(optimizers: tuple[Optimizer, ...], old: nn.Module, new: nn.Module) ->
     for each in optimizers:
         for group in each.param_groups:
             group["params"] = [to.get(id(p), p) for p in group["params"]]
-        moved = [(to.get(id(p), p), state) for p, state in each.state.items()]
-        each.state.clear()
-        each.state.update(moved)
+        kept = state_of(each)
+        moved = [(to.get(id(p), p), state) for p, state in kept.items()]
+        kept.clear()
+        kept.update(moved)
 
 
 def copy_model(model: nn.Module, optimizer: Optimizers = None) -> nn.Module:
@@ -188,9 +189,10 @@ def carry_over(optimizer: Optimizers, moved: Mapping[int, Any]) -> None:
         for group in each.param_groups:
             after = [moved.get(id(p), p) for p in group["params"]]
             group["params"] = [p for p in after if p is not None]
-        states = [(moved.get(id(p), p), state) for p, state in each.state.items()]
-        each.state.clear()
-        each.state.update((p, state) for p, state in states if p is not None)
+        kept = state_of(each)
+        states = [(moved.get(id(p), p), state) for p, state in kept.items()]
+        kept.clear()
+        kept.update((p, state) for p, state in states if p is not None)
 
 
 def join(optimizers: tuple[Optimizer, ...], beside: Iterable[nn.Parameter], new: Iterable[nn.Parameter]) -> None:
@@ -217,11 +219,15 @@ def join(optimizers: tuple[Optimizer, ...], beside: Iterable[nn.Parameter], new:
 
 
 def as_tuple(optimizer: Optimizers) -> tuple[Optimizer, ...]:
-    """Return one or several optimisers as a tuple.
+    """Return one or several optimisers as a tuple, each without its wrappers (see `batchnorm.optim.unwrapped`).
 
     >>> as_tuple(None)
     ()
     """
     if optimizer is None:
         return ()
-    return tuple(optimizer) if isinstance(optimizer, Iterable) else (optimizer,)
+    one = unwrapped(optimizer)
+    if is_optimizer(one) or not isinstance(optimizer, Iterable):
+        return (one,)
+    several = optimizer.values() if isinstance(optimizer, Mapping) else optimizer
+    return tuple({id(each): each for each in map(unwrapped, several)}.values())

@@ -11,6 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer, lr_scheduler
 
 from batchnorm.errors import BatchNormError
+from batchnorm.optim import is_optimizer, unwrapped
 from batchnorm.records import Change
 from batchnorm.transforms.follow import Optimizers, as_tuple
 
@@ -83,7 +84,10 @@ def _schedule(scheduler: Any, optimizers: tuple[Optimizer, ...], faster: float) 
     """The function that makes a schedule faster, and begin with the new learning rate; or an error."""
     if scheduler is None:
         return lambda factor: []
-    if getattr(scheduler, "optimizer", None) not in optimizers:
+    while not isinstance(scheduler, lr_scheduler.LRScheduler) and hasattr(scheduler, "scheduler"):  # as accelerate's
+        scheduler = scheduler.scheduler
+    own = unwrapped(getattr(scheduler, "optimizer", None))
+    if not any(own is each for each in optimizers):
         raise BatchNormError(
             "the scheduler belongs to another optimizer", where=_HERE, do="give the optimizer it was made with"
         )
@@ -164,7 +168,7 @@ def _short(value: float) -> float:
 
 def _check(optimizers: tuple[Any, ...], factor: float, weight_decay: float, faster: float) -> None:
     for each in optimizers or (None,):
-        if not isinstance(each, Optimizer):
+        if not is_optimizer(each):
             raise BatchNormError(f"optimizer is a {type(each).__name__}", where=_HERE, do="give torch optimisers")
     for name, value in (("factor", factor), ("weight_decay", weight_decay), ("faster", faster)):
         if not value > 0:

@@ -46,6 +46,7 @@ from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import uses
 from batchnorm.doctor.subject import Norm, Subject
+from batchnorm.optim import state_of
 from batchnorm.records import Change, Finding, Report
 
 _STATISTICS, _AFFINE = ("running_mean", "running_var"), ("weight", "bias")
@@ -153,7 +154,7 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
         for name, tensor, before in _raise(modules[path]):
             changes.append(Change(path, name, str(before).removeprefix("torch."), "float32"))
             for optimizer in patient.optimizers:
-                state = optimizer.state.get(tensor, {})
+                state = state_of(optimizer).get(tensor, {})
                 state.update({k: v.float() for k, v in state.items() if isinstance(v, Tensor) and v.dtype == before})
     return Report(tuple(changes))
 

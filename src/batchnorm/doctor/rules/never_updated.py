@@ -48,6 +48,7 @@ from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import Run, uses
 from batchnorm.doctor.subject import Norm, Subject, measured, norm_of
 from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.optim import state_of
 from batchnorm.records import Finding, Report
 from batchnorm.transforms.freeze import is_frozen
 
@@ -60,7 +61,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     if not new:
         return
     others = any(norm.is_measured for norm in subject.norms)
-    stepped = any(state for optimizer in subject.optimizers for state in optimizer.state.values())
+    stepped = any(state for optimizer in subject.optimizers for state in state_of(optimizer).values())
     for norm in new:
         reached = _reached(subject, norm)
         if reached is False:
