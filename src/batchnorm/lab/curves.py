@@ -12,10 +12,16 @@ NEVER = math.inf
 
 @dataclass(frozen=True)
 class Member:
-    """One network: its learning rate, and the seed of its weights and of its order of examples."""
+    """One network: how it is trained, and the seed of its weights and of its order of examples.
+
+    ``schedule`` is a name in `batchnorm.lab.trainer.SCHEDULES`; ``clip`` is the largest norm of its gradient.
+    """
 
     learning_rate: float
     seed: int
+    momentum: float = 0.0
+    schedule: str = "constant"
+    clip: float | None = None
 
 
 @dataclass(frozen=True)
