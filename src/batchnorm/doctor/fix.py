@@ -18,6 +18,7 @@ from batchnorm.optim import state_of
 from batchnorm.preserve import in_mode
 from batchnorm.records import Certificate, Change, Finding, Report
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
+from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.verify import verify
 
 
@@ -100,6 +101,7 @@ def fix(
         mine.param_groups[:] = follower.param_groups
         if state_of(mine):
             mine.state = follower.state
+    left_behind(model, patient.model, "fix")
     return patient.model, Report(tuple(changes), left, certificate)
 
 

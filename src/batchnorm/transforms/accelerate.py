@@ -19,6 +19,7 @@ from batchnorm.records import Certificate, Change, Measurement, Report
 from batchnorm.transforms.follow import Optimizers, check_changeable, copy_model, follow, several
 from batchnorm.transforms.fuse import fuse
 from batchnorm.transforms.gradients import verify_gradients
+from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.verify import Forward, check_arguments, verify
 
 Loss = Callable[[Any], Tensor]
@@ -154,6 +155,7 @@ def accelerate(
                 for name, value in state.items():
                     if isinstance(value, Tensor) and value.dim() in _FORMATS:
                         state[name] = value.contiguous(memory_format=_format(value, other))
+    left_behind(model, changed, "accelerate")
     return changed, Acceleration(report.changes, report.left, report.certificate, report.gradients, times, chosen)
 
 

@@ -16,8 +16,15 @@ from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
 from batchnorm.graph import check_forward
 from batchnorm.layers.accumulate import Seen, of_everybody
 from batchnorm.records import Change, Report
-from batchnorm.transforms.follow import check_changeable, check_shapes
-from batchnorm.transforms.freeze import copy_model
+from batchnorm.transforms.follow import (
+    Optimizers,
+    carry_over,
+    check_changeable,
+    check_optimizers,
+    check_shapes,
+    copied_with,
+)
+from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.measuring import (
     Forward,
     Measured,
@@ -78,9 +85,10 @@ def adapt(
     steps: int = 1,
     lr: float = 1e-3,
     progress: bool = False,
+    optimizer: Optimizers = None,
     inplace: bool = False,
 ) -> tuple[nn.Module, Adapted]:
-    """Fit the BN layers to the batches of a shifted test set; return the adapted copy, and the way back.
+    """Fit the BN layers to the batches of a shifted test set. Returns the adapted copy and a handle that restores it.
 
     >>> model = nn.Sequential(nn.BatchNorm1d(2)).eval()
     >>> target = torch.randn(256, 2) * 5 + 3
@@ -100,7 +108,9 @@ def adapt(
 
     Batches that are tuples or lists give their first entry; for anything else, ``forward``
     takes the model and a batch. Frozen layers stay as they are (`unfreeze` them first). ``progress`` shows a bar. A
-    batch that raises leaves the model as it was. ``inplace`` adapts the model itself, which is returned.
+    batch that raises leaves the model and the optimizers as they were. ``optimizer``: one or several, made for
+    ``model``, if it is to be trained on; they follow to the copy with their groups and state. ``inplace`` adapts the
+    model itself, which is returned.
 
     When not to: in a stream sorted by class (or by anything else that features show) the moments of a batch carry the
     class. Normalising by them takes it out, so "entropy" learns from spoilt predictions, and statistics of a part of
@@ -111,6 +121,7 @@ def adapt(
     check_changeable(model, "adapt", inplace=inplace)
     _check(method, prior, steps, lr)
     check_forward(forward, "adapt")
+    optimizers = check_optimizers(model, optimizer, "adapt")
     if isinstance(batches, Tensor):
         raise BatchNormError(
             f"batches is one tensor of shape {list(batches.shape)}", where="adapt", do="give a list of batches: [x]"
@@ -118,8 +129,9 @@ def adapt(
     layers, left = sites(model, "adapt")
     if method == "entropy" and not any(layer.weight is not None or layer.bias is not None for _, layer in layers):
         raise BatchNormError("no BN layer has a gamma or beta to adapt", where="adapt", do='use method="statistics"')
+    given, moved = model, dict[int, Any]()
     if not inplace:
-        model = copy_model(model)
+        model, moved = copied_with(model)
         layers, left = sites(model, "adapt")
     state = State(model, [layer for _, layer in layers])
     adapted = Adapted(model, state)
@@ -138,6 +150,8 @@ def adapt(
             BatchNormWarning,
             stacklevel=2,
         )
+    carry_over(optimizers, moved)
+    left_behind(given, model, "adapt", inplace=True)
     return model, adapted
 
 

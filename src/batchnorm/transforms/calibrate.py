@@ -19,8 +19,15 @@ from batchnorm.graph import check_forward
 from batchnorm.layers.batch import _Fast
 from batchnorm.moments import Moments, merged
 from batchnorm.records import Change, Report
-from batchnorm.transforms.follow import check_changeable, check_shapes
-from batchnorm.transforms.freeze import copy_model
+from batchnorm.transforms.follow import (
+    Optimizers,
+    carry_over,
+    check_changeable,
+    check_optimizers,
+    check_shapes,
+    copied_with,
+)
+from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.measuring import (
     Forward,
     Measured,
@@ -40,7 +47,7 @@ PARTS = 32
 
 
 class Calibrated(Measured):
-    """What `calibrate` did, and the way back.
+    """What `calibrate` did; ``restore()`` puts the old statistics back.
 
     >>> model, calibrated = calibrate(nn.Sequential(nn.BatchNorm1d(2)), torch.randn(256, 2).split(64))
     >>> calibrated.samples, calibrated.batches, calibrated.standard_error < 0.2
@@ -100,9 +107,10 @@ def calibrate(
     max_batches: int | None = None,
     process_group: Any = None,
     progress: bool | None = None,
+    optimizer: Optimizers = None,
     inplace: bool = False,
 ) -> tuple[nn.Module, Calibrated]:
-    """Replace the running statistics by those of the data; return the calibrated copy, and the way back.
+    """Recompute the running statistics from data. Returns the calibrated copy and a handle that restores the old ones.
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))  # its statistics are still 0 and 1
     >>> x = torch.randn(512, 3) * 4 + 1
@@ -129,12 +137,15 @@ def calibrate(
     4, 5, 6 and so on, and from 16 on after every eighth more. ``max_batches`` stops in any case. ``process_group``:
     every process of the group shows its model its own share of the data, and all get the statistics of all of it; they
     stop together, and may have different numbers of batches. None: this process alone. ``progress``: a bar; by
-    default, on a terminal. A batch that raises leaves the model as it was. ``inplace`` changes the model itself.
+    default, on a terminal. A batch that raises leaves the model and the optimizers as they were. ``optimizer``: one or
+    several, made for ``model``; they follow to the copy with their groups and state. ``inplace`` changes the model
+    itself. In a training loop give one of the two (see "Optimizers follow" in docs/transforms.md).
     """
     check_shapes(model, "calibrate")
     check_changeable(model, "calibrate", inplace=inplace)
     _check(formula, until, max_batches)
     check_forward(forward, "calibrate")
+    optimizers = check_optimizers(model, optimizer, "calibrate")
     batches = streamed(batches, "calibrate")
     layers, left = sites(model, "calibrate")
     shared = [path for path, layer in layers if isinstance(layer, _Fast) and layer._shares()]
@@ -145,8 +156,9 @@ def calibrate(
             do="pass process_group=torch.distributed.group.WORLD (or the layers' own group)",
         )
     together = Together(process_group, "calibrate")
+    given, moved = model, dict[int, Any]()
     if not inplace:
-        model = copy_model(model)
+        model, moved = copied_with(model)
         layers, left = sites(model, "calibrate")
     state = State(model, [layer for _, layer in layers])
     calibrated = Calibrated(model, state)
@@ -178,6 +190,8 @@ def calibrate(
         state.put_back()
         raise
     state.put_modes_back()
+    carry_over(optimizers, moved)
+    left_behind(given, model, "calibrate", inplace=True)
     return model, calibrated
 
 

@@ -35,6 +35,7 @@ from batchnorm.transforms.follow import (
     several,
 )
 from batchnorm.transforms.gradients import step, verify_gradients
+from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.match import Survey, match
 from batchnorm.transforms.measuring import first_of, no_batches, streamed
 from batchnorm.transforms.verify import Forward, check_tolerance, verify
@@ -141,6 +142,7 @@ running_mean, running_var, num_batches_tracked -> nothing
     for layer, had in done.had.items():
         join(optimizers, had, [p for p in layer.parameters() if all(p is not each for each in had)])
     left = done.left | scripted_norms(changed, "convert it before torch.jit.script")
+    left_behind(model, changed, _HERE, inplace=True)
     return changed, Report(tuple(done.changes), left, *certificates)
 
 

@@ -22,6 +22,7 @@ from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.follow import check_changeable
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
 from batchnorm.transforms.gradients import step, verify_gradients
+from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.verify import TOLERANCE, Forward, check_arguments, verify
 
 # With the batch's own statistics, rounding counts by a channel's deviation, which may be far below the largest output.
@@ -92,6 +93,7 @@ def drop_bias(
     gradients = _verify_gradients(model, lean, cancelled, example, forward, tolerance) if trains else None
     kept = {id(p) for p in lean.parameters()}
     carry_over(optimizers, {id(p): memo[id(p)] if id(memo[id(p)]) in kept else None for p in model.parameters()})
+    left_behind(model, lean, "drop_bias")
     return lean, Report(tuple(changes), left, certificate, gradients)
 
 

@@ -24,6 +24,7 @@ from batchnorm.records import Report
 from batchnorm.specs import called
 from batchnorm.transforms.affine import is_norm
 from batchnorm.transforms.fold import fold
+from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.verify import TOLERANCE, difference
 
 
@@ -81,6 +82,7 @@ its statistics; call model.eval() first
                 where="export",
                 do="no file was written; if the model is random in evaluation, switch that off",
             )
+    left_behind(model, folded, "export", trains=False)
     return folded, report
 
 

@@ -31,6 +31,7 @@ from batchnorm.transforms.affine import (
 )
 from batchnorm.transforms.clones import Clone, clone_for, in_place_of, memory_of, norms_after
 from batchnorm.transforms.follow import copied_with, scripted_norms
+from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.leftovers import LEFTOVERS, scale_leftovers
 from batchnorm.transforms.neighbours import Neighbours, Piece, few, finishes, main
 from batchnorm.transforms.verify import Forward, check_arguments, verify
@@ -95,6 +96,7 @@ def fold(
         before, folded, example, verb="fold", forward=forward, tolerance=tolerance,
         unchanged=lambda path: path in seen and path not in work.altered,
     )  # fmt: skip
+    left_behind(model, folded, "fold", trains=False)
     return folded, Report(tuple(work.changes), work.left, certificate)
 
 

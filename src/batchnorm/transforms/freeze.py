@@ -20,6 +20,7 @@ from batchnorm.transforms.follow import check_changeable, scripted_norms
 from batchnorm.transforms.follow import check_optimizers as check_optimizers
 from batchnorm.transforms.follow import copied_with as copied_with
 from batchnorm.transforms.follow import copy_model as copy_model
+from batchnorm.transforms.left_behind import left_behind
 
 Modules = Iterable["str | nn.Module"] | str | nn.Module | None
 
@@ -81,6 +82,7 @@ learn True -> False
         setattr(layer, _MEMORY, memory)
         changes += _freeze(path, layer, memory)
     left |= scripted_norms(target, "freeze it before torch.jit.script")
+    left_behind(model, target, "freeze", inplace=True)
     return target, Report(tuple(changes), left)
 
 
@@ -124,6 +126,7 @@ def unfreeze(
         elif isinstance(module, _BatchNorm):
             by_hand = isinstance(module, _Fast) and is_frozen(module)
             left[path] = "frozen by its switches, not by freeze: set them" if by_hand else "not frozen"
+    left_behind(model, target, "unfreeze", inplace=True)
     return target, Report(tuple(changes), left)
 
 

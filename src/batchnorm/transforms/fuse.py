@@ -20,6 +20,7 @@ from batchnorm.preserve import _HOOKS, in_mode, modes, untouched
 from batchnorm.records import Change, Report
 from batchnorm.transforms.follow import Optimizers, check_changeable, copied_with, follow, several
 from batchnorm.transforms.gradients import TOLERANCE, Step, apart, double, few_samples, step, verify_gradients
+from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.rewrite import Wanted, activation_of, rewrite
 from batchnorm.transforms.verify import Forward, check_arguments, verify
 
@@ -80,6 +81,7 @@ def fuse(
         )  # fmt: skip
     gradients = verify_gradients(before, fused, example, verb="fuse", forward=forward, tolerance=tolerance)
     follow(optimizers, model, fused)
+    left_behind(model, fused, "fuse")
     return fused, Report(tuple(work.changes), work.left, certificate, gradients)
 
 

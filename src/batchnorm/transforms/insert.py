@@ -26,6 +26,7 @@ from batchnorm.transforms.follow import check_changeable
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
 from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
 from batchnorm.transforms.gradients import Step, apart, double, few_samples, step
+from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.measuring import first_of, no_batches, streamed
 from batchnorm.transforms.verify import Forward, check_arguments, verify
 
@@ -142,6 +143,7 @@ def insert(
     carry_over(optimizers, {id(p): memo[id(p)] if id(memo[id(p)]) in kept else None for p in model.parameters()})
     for layer, new in added:
         _join(optimizers, layer, new)
+    left_behind(model, changed, _HERE)
     return changed, Report(tuple(changes), left, certificate, gradients)
 
 
