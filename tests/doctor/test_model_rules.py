@@ -41,8 +41,8 @@ GRADES = {
     },
     "BN108": {
         "other means": "warning none", "other variances": "warning none", "steps in time": "warning none",
-        "levels of a pyramid": "warning none", "the same distribution": "advice none",
-        "an encoder called twice": "advice none", "apart by chance": "advice none", "too few to tell": "advice none",
+        "levels of a pyramid": "warning none", "two domains through an encoder": "warning none",
+        "too few to tell": "advice none",
     },
     "BN109": {
         "bfloat16": "warning safe", "evaluation": "advice safe", "variances that are zero": "warning safe",
@@ -282,9 +282,10 @@ def test_how_far_the_calls_are_apart():
     assert finding.numbers["calls"] == 2
 
 
-def test_an_encoder_called_twice_is_one_sentence():
-    (finding,) = found(case("BN108", "an encoder called twice"), "BN108")
+def test_an_encoder_that_is_called_with_too_few_examples_is_one_finding():
+    (finding,) = found(case("BN108", "an encoder, too few to tell"), "BN108")
     assert finding.numbers["layers"] == 2
+    assert "2 examples are too few to tell" in finding.sentence
 
 
 # ---- BN109

@@ -157,6 +157,7 @@ SICK = {
         "model": Siamese(),
         "example": (torch.randn(64, 5), torch.randn(64, 5) * torch.tensor([0.0, 1, 1, 1, 1]) + 1),
     },
+    "an encoder, too few to tell": lambda: pair(Encoder(), shift=30.0, scale=9.0, n=2),
     "too few to tell": lambda: pair(Siamese(), shift=3.0, n=2),
 }
 HEALTHY = {

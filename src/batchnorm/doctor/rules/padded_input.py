@@ -1,14 +1,19 @@
 """Padding that is counted in the statistics.
 
 ## What it does
-Looks at what BN layers are given in training, for stretches at the end (or at the beginning) of sequences and images
-that are exactly constant, the same in all examples, and of different lengths: padding. It measures how far mean and
-variance are from those of what is not padding.
+Inspects the input of BN layers in training for stretches at the end (or at the beginning) of sequences and images that
+are exactly constant in all channels, the same in all examples, and of different lengths: padding. It measures by how
+much that changes the mean and the variance.
+
+A background is not padding: the black border of a drawing lies on all sides, and black pixels lie between the strokes,
+too. So nothing is reported where more than 15 % of the remaining positions have the same values as the supposed
+padding, where fewer than half of the batches have any, or where the batches have it on different sides (random crops
+and shifts). If the model takes a single sequence or image tensor in which there is no padding, its layers have none.
 
 ## Why is this bad?
 The statistics depend on how much padding a batch happens to have: a batch of one long and many short sequences is
-normalised otherwise than one of equal lengths, and evaluation, one sequence at a time and without padding, otherwise
-than training. Sorting by length makes it worse, because batches then differ.
+normalised differently from one of equal lengths, and evaluation, one sequence at a time and without padding,
+differently from training. Sorting by length makes it worse, because batches then differ.
 
 ## Example
 ```python
@@ -23,7 +28,7 @@ y = bn.MaskedBatchNorm(64)(conv(x), lengths)
 ```
 
 ## Fix safety
-None by machine: the layers have to be told the lengths, which only the program knows.
+No automatic fix: the layers need the lengths, which only the program knows.
 
 ## References
 - pytorch/pytorch#70529
@@ -33,7 +38,8 @@ None by machine: the layers have to be told the lengths, which only the program 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,32 +47,40 @@ from torch import Tensor
 
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import Run
-from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.tallies import SHARED, shared, training_norms
+from batchnorm.doctor.subject import Subject, spread
+from batchnorm.doctor.tallies import FED, SHARED, shared, training_norms
 from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.functional import moments
 from batchnorm.moments import Moments, merged
+from batchnorm.nested import tensors_in
 from batchnorm.records import Finding
 
 OFF, APART = 0.1, 0.1  # standard deviations; natural logarithm of the ratio of variances
 SHARE = 0.05  # of all positions: less does not matter
+ELSEWHERE = 0.15  # of the other positions: constant values that are so frequent there are a background
+OFTEN = 0.5  # of the batches
+LOOKS = 2  # batches of a training run
 EDGE = 4  # positions that a convolution's own zeros may have changed
-FEW = 4  # channels that are looked at first
+FEW = 4  # channels that are compared first
 REPAIR = "bn.MaskedBatchNorm, or bn.BatchNorm1d/2d/3d with mask=lengths"
 
 
 class _Tally:
-    """The moments of what one layer was given, with its padding and without."""
+    """The moments of one layer's padded inputs, with the padding and without it, and how many batches have any."""
 
     def __init__(self) -> None:
         self.all: list[Moments] = []
         self.real: list[Moments] = []
-        self.positions = self.padded = 0
+        self.sides: Counter[Sides] = Counter()
+        self.batches = self.positions = self.padded = 0
 
     def add(self, x: Tensor, mask: Tensor | None) -> bool:
-        real = None if mask is not None else counts_in(x)
-        if real is None:
+        found = None if mask is not None else padding_in(x)
+        self.batches += 1
+        if found is None:
             return True
+        real, sides = found
+        self.sides[sides] += 1
         self.all.append(_wide(moments(x)))
         self.real.append(_wide(moments(x, mask=real)))
         self.positions += real.numel()
@@ -75,7 +89,7 @@ class _Tally:
 
     def verdict(self, eps: float) -> dict[str, Any]:
         """How far the moments are apart; nothing if there is no padding, or if it does no harm."""
-        if not self.all:
+        if not self.sides or self.sides.most_common(1)[0][1] < OFTEN * self.batches:
             return {}
         whole, real = (merged(Moments(*map(torch.stack, zip(*m, strict=True)))) for m in (self.all, self.real))
         width = real.var + eps
@@ -83,20 +97,36 @@ class _Tally:
         apart = float(((whole.var + eps) / width).log().square().mean().sqrt())
         if not (off > OFF or apart > APART):
             return {}
-        return {"share": self.padded / self.positions, "mean_off": off, "variance_log_ratio": apart}
+        share = self.padded / self.positions
+        return {
+            "share": share, "mean_off": off, "variance_log_ratio": apart, "padded_batches": len(self.all),
+            "batches": self.batches,
+        }  # fmt: skip
 
 
 def _wide(found: Moments) -> Moments:
     return Moments(*(t.cpu().double() for t in found))
 
 
+Sides = tuple[tuple[int, bool], ...]  # of the padding: the axis, and whether it comes first
+
+
 def counts_in(x: Tensor) -> Tensor | None:
     """Where a batch of sequences or images is not padding, (N, positions...); None if nothing looks like padding."""
+    found = padding_in(x)
+    return None if found is None else found[0]
+
+
+def padding_in(x: Tensor) -> tuple[Tensor, Sides] | None:
+    """The positions of a batch that are not padding, (N, positions...), and on which sides the padding is.
+
+    None if there is no padding.
+    """
     if x.dim() < 3 or x.shape[0] < 2 or not x.dtype.is_floating_point:
         return None
     x = x.detach()
     mask = torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool, device=x.device)
-    found = False
+    found: list[tuple[int, bool, Tensor]] = []
     for axis in range(2, x.dim()):
         size = x.shape[axis]
         if size < 4:
@@ -111,7 +141,8 @@ def counts_in(x: Tensor) -> Tensor | None:
         if max(after.sum(), before.sum()) < 5 * min(after.sum(), before.sum()):
             continue
         left = bool(before.sum() > after.sum())
-        lengths = size - (before if left else after)
+        runs = before if left else after
+        lengths = size - runs
         if bool((lengths == lengths[0]).all()):
             continue
         places = torch.arange(size, device=x.device)
@@ -119,9 +150,27 @@ def counts_in(x: Tensor) -> Tensor | None:
         shape = [x.shape[0]] + [1] * (x.dim() - 2)
         shape[axis - 1] = size
         mask &= inside.view(shape)
-        found = True
-    padded = float((~mask).double().mean())
-    return mask if found and padded >= SHARE and bool(mask.any()) else None
+        found.append((axis, left, x.select(axis, edge if left else size - 1 - edge)[runs > 0][0]))
+    if not found or float((~mask).double().mean()) < SHARE or not bool(mask.any()):
+        return None
+    for axis, _, line in found:
+        if float((x == line.unsqueeze(axis - 1)).all(1)[mask].double().mean()) > ELSEWHERE:
+            return None
+    return mask, tuple((axis, left) for axis, left, _ in found)
+
+
+def unpadded(*given: Any) -> bool:
+    """Whether the arguments of a model are one tensor of sequences or images without padding, in any layout.
+
+    >>> unpadded(torch.randn(4, 3, 8)), unpadded(torch.randn(4, 3))
+    (True, False)
+    """
+    tensors = [t for t in tensors_in(*given) if t.dim() > 2 and t.dtype.is_floating_point and not t.is_meta]
+    if len(tensors) != 1 or tensors[0].layout is not torch.strided or len(tensors[0]) < 2:
+        return False
+    x = tensors[0]
+    layouts = [x, x.movedim(-1, 1), *([x.permute(1, 2, 0)] if x.dim() == 3 else [])]
+    return not any(padding_in(layout) for layout in layouts)
 
 
 def _runs(x: Tensor, axis: int, few: Tensor, edge: int, first: bool) -> Tensor:
@@ -155,18 +204,25 @@ def _alike(x: Tensor, axis: int, padded: Tensor, edge: int, first: bool) -> Tens
 
 
 def look(subject: Subject) -> Iterator[Finding]:
-    """Look for padding in what the layers are given, and measure what it does."""
-    tallies = shared(subject, RULE.code)
-    for path, layer in training_norms(subject).items():
-        numbers = tallies[layer].verdict(layer.eps)
+    """Find padding in the inputs of the layers, and measure its effect."""
+    layers, tallies = training_norms(subject), shared(subject, RULE.code)
+    found = {path: tallies[layer].verdict(layer.eps) for path, layer in layers.items()}
+    if not any(found.values()):
+        return
+    inputs = [subject._input(batch) for batch in spread(subject.batches, FED)] or [subject.example]
+    if sum(map(unpadded, inputs)) > OFTEN * len(inputs):
+        return
+    for path, numbers in found.items():
         if numbers:
             yield _found(path, numbers)
 
 
 def _found(path: str, numbers: dict[str, Any], step: int | None = None) -> Finding:
+    batches = numbers["batches"]
+    some = f" in {numbers['padded_batches']} of {batches} batches" if numbers["padded_batches"] < batches else ""
     return RULE.found(
         path,
-        f"{numbers['share']:.0%} of the positions it is given are padding, which moves the mean by "
+        f"{numbers['share']:.0%} of the positions of its input are padding{some}, which moves the mean by "
         f"{numbers['mean_off']:.2g} standard deviations and the variance by a factor of "
         f"{math.exp(numbers['variance_log_ratio']):.2g}",
         REPAIR,
@@ -176,14 +232,30 @@ def _found(path: str, numbers: dict[str, Any], step: int | None = None) -> Findi
 
 
 class _Watcher(Watcher):
+    """Adds up the batches of every layer; those of a call whose own input has no padding are not inspected."""
+
+    def __init__(self) -> None:
+        self.tallies: dict[str, _Tally] = {}
+        self.plain = False
+
+    def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
+        self.plain = run.looking and unpadded(arguments, keywords)
+        yield from ()
+
     def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
         if not run.looking or not seen.from_batch or seen.mask is not None or seen.recomputed or seen.x.dim() < 3:
             return
-        tally = _Tally()
-        tally.add(seen.x, None)
-        numbers = tally.verdict(seen.layer.eps)
-        if numbers:
-            yield _found(seen.path, numbers, run.step)
+        tally = self.tallies.setdefault(seen.path, _Tally())
+        if self.plain:
+            tally.batches += 1
+        else:
+            tally.add(seen.x, None)
+            if tally.batches >= LOOKS and (numbers := tally.verdict(seen.layer.eps)):
+                yield _found(seen.path, numbers, run.step)
+
+    def short(self, run: Run) -> str:
+        waiting = [tally.batches for tally in self.tallies.values() if tally.sides and tally.batches < LOOKS]
+        return f"{max(waiting)} of {LOOKS} batches with what may be padding" if waiting else ""
 
 
 RULE = Rule("BN206", "padded-input", "warning", __doc__, look, ("model", "example"), watch=_Watcher)
