@@ -188,6 +188,7 @@ class Certificate:
 
 
 SEVERITIES = ("error", "warning", "advice")
+HELD = "held back: "  # begins the reason why a rule measured a difference and does not report it
 
 
 @dataclass(frozen=True)

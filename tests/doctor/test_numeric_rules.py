@@ -1,6 +1,7 @@
 """What the rules about numbers say and do beyond firing: which layer, which batch, what a repair leaves alone."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import batchnorm as bn
+from batchnorm.doctor.gap import MEAN, VARIANCE, by_chance
+from batchnorm.doctor.present import summarise_skipped
 from batchnorm.doctor.rules.padded_input import counts_in
 from batchnorm.doctor.subject import larger, measured
 
@@ -25,6 +28,52 @@ def test_accuracy_that_is_lost_is_an_error():
     assert finding.numbers["accuracy_calibrated"] > 0.95
     (finding,) = bn.check(**stale_statistics.case(0.001, labels=False), select=["BN201"])
     assert finding.severity == "warning"
+
+
+def test_accuracy_counts_where_every_layer_is_within_the_allowance():
+    findings = bn.check(**stale_statistics.within_the_allowance(), select=["BN201"])
+    assert findings.errors
+    for finding in findings:
+        assert finding.numbers["mean_off"] < MEAN
+        assert finding.numbers["variance_log_ratio"] < VARIANCE
+        assert finding.numbers["accuracy_calibrated"] > finding.numbers["accuracy"] + 0.4
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: stale_statistics.worse(-8.0), "exact statistics would lose accuracy: from 100.0% to 9"),
+        (lambda: stale_statistics.within_the_allowance(labels=False), "within the fluctuation of a running average"),
+        (lambda: stale_statistics.without_effect(stale_statistics.case(0.001)), "the outputs change by 0.0% only"),
+        (lambda: stale_statistics.within_the_allowance(by=1.0, number=9), "9 labelled examples are too few to be sure"),
+    ],
+    ids=["loses accuracy", "no labels", "no effect", "too few labels"],
+)  # fmt: skip
+def test_what_is_held_back_has_its_reason(make, reason):
+    findings = bn.check(**make(), select=["BN201"])
+    assert not findings
+    assert findings.skipped["BN201"].startswith("held back: at ")
+    assert reason in findings.skipped["BN201"]
+    drawn = "\n".join(summarise_skipped(findings.skipped))
+    assert reason in " ".join(drawn.split())
+    assert "could not look" not in drawn
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (9, 0), (9, 4), (40, 37), (300, 310)])
+def test_the_probability_of_a_gain_by_chance(gained, lost):
+    both = gained + lost
+    wanted = sum(math.comb(both, k) for k in range(gained, both + 1)) / 2**both
+    assert by_chance(gained, lost) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_new_layer_and_a_poisoned_one_are_not_mistaken_for_stale_ones():
+    """Their accuracy is lost, too, and calibration would bring it back: by what BN202 and BN203 report."""
+    for spoil in (nn.BatchNorm1d.reset_running_stats, lambda layer: layer.running_mean.fill_(float("nan"))):
+        arguments = stale_statistics.within_the_allowance(by=0.0)
+        spoil(arguments["model"][2])
+        findings = bn.check(**arguments, select=["BN201", "BN202", "BN203"])
+        assert {finding.path for finding in findings} == {"2"}
+        assert "BN201" not in findings.codes
 
 
 def encoder(width):

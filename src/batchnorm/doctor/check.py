@@ -17,7 +17,7 @@ from batchnorm.doctor.subject import BATCHES, Forward, Subject, first_line
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.graph import check_ready
 from batchnorm.preserve import in_mode, parameters, untouched
-from batchnorm.records import Finding
+from batchnorm.records import HELD, Finding
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
 
 PURPOSES = ("", "export")
@@ -50,7 +50,8 @@ def check(
     batch)`` can take; a DataLoader too), ``optimizer`` one or several (or wrappers of them), ``before`` the model
     before it was converted, pruned or folded by another tool, ``process_group`` the ranks that train it together (every
     one of them calls this), ``purpose="export"`` that it is to be exported next. ``findings.skipped`` says which rules
-    could not look, and what they lack. Rules that look on while training runs are in `batchnorm.monitor`.
+    could not look and what they lack, and which held a result back and why. Rules that look on while training runs are
+    in `batchnorm.monitor`.
     """
     rules = chosen(select, ignore)
     if purpose not in PURPOSES:
@@ -106,6 +107,8 @@ def _looked(subject: Subject, rules: Mapping[str, Rule]) -> Findings:
                 # What our layers say of a batch that is not finite is said by BN203, once.
                 warnings.simplefilter("ignore", BatchNormWarning)
                 found += rule.look(subject)
+            if code in subject.held:
+                skipped[code] = f"{HELD}{subject.held[code]}"
         except Exception as error:
             failed[code] = f"{type(error).__name__}: {error}"
     if failed and subject.model is not None:

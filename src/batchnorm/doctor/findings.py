@@ -28,8 +28,9 @@ class Findings(Sequence[Finding]):
     error    bn1: BN203 poisoned-statistics: running_var has 1 NaN
     1 error
 
-    ``skipped`` has the rules that could not look and what they lacked; ``failed`` those that broke on this model, with
-    their error: a bug of ours, worth a report.
+    ``skipped`` has the rules that could not look and what they lacked, and those that measured a difference and held it
+    back, with the reason ("held back: ..."); ``failed`` those that broke on this model, with their error: a bug of
+    ours, worth a report.
     """
 
     def __init__(

@@ -15,7 +15,8 @@ from batchnorm.transforms.calibrate import Calibrated
 MEAN, VARIANCE = 0.25, 0.4  # standard deviations; natural logarithm of the ratio (a factor of 1.5)
 OUTPUT = 0.05  # of the outputs' deviation about their mean
 ERRORS = 4.0  # so many standard errors of what the data says
-ACCURACY = 0.05
+GAIN, ACCURACY = 0.02, 0.05  # of accuracy: what is worth a finding, and what makes it an error
+CHANCE = 1e-3  # how likely examples of no difference may be to say that there is one
 KNOWN, SURE = 0.5, 4.0  # of the answers; standard deviations of chance
 MOST = 10.0  # standard deviations, or a factor: what a single channel counts at most
 
@@ -26,24 +27,44 @@ class Effect:
     def __init__(self, subject: Subject, fresh: Any, calibrated: Calibrated) -> None:
         old, new = subject.outputs, subject.outputs_of(fresh)
         self.moved = moved_by(old, new)
-        self.was, self.now = subject.accuracy(old), subject.accuracy(new)
-        if not (classify(subject, old) or classify(subject, new)):  # an encoder's features have no accuracy
-            self.was = self.now = None
-        # The accuracy of so many examples is known to about this much, whichever it is.
-        self.noise = 2 * math.sqrt(0.5 / max(calibrated.samples, 1))
         self.samples = calibrated.samples
+        self.was = self.now = None
+        self.gained = self.lost = 0  # examples that are right only with exact statistics, or only without
+        before, after = subject.correct(old), subject.correct(new)
+        # An encoder's features have no accuracy.
+        if before is not None and after is not None and (classify(subject, old) or classify(subject, new)):
+            self.was, self.now = float(before.double().mean()), float(after.double().mean())
+            self.gained, self.lost = int((after & ~before).sum()), int((before & ~after).sum())
+            self.labelled = len(before)
+
+    @property
+    def gain(self) -> float | None:
+        """By how much accuracy rises; None where there is no accuracy."""
+        return None if self.was is None or self.now is None else self.now - self.was
 
     @property
     def matters(self) -> bool:
-        """Whether the outputs move, and not for the worse: what running statistics know may be worth more than data."""
-        worse = self.was is not None and self.now is not None and self.was - self.now > self.noise
-        return self.moved > OUTPUT and not worse
+        """Whether accuracy surely rises; where there are no labels to show that, whether the outputs move."""
+        if self.gain is None:
+            return self.moved > OUTPUT
+        return self.gain >= GAIN and by_chance(self.gained, self.lost) < CHANCE
 
     @property
     def grave(self) -> bool:
         """Whether accuracy is lost."""
-        known = self.was is not None and self.now is not None
-        return known and self.now - self.was > max(ACCURACY, self.noise)  # type: ignore[operator]
+        return self.gain is not None and self.matters and self.gain > ACCURACY
+
+    @property
+    def reservation(self) -> str:
+        """Why a difference of statistics is held back, if it is."""
+        if self.gain is None:
+            return f"with exact statistics the outputs change by {self.moved:.1%} only"
+        what = f"from {self.was:.1%} to {self.now:.1%} of {self.labelled} examples"
+        if self.gain < 0:
+            return f"exact statistics would lose accuracy: {what}"
+        if self.gain < GAIN:
+            return f"exact statistics do not raise accuracy: {what}"
+        return f"{self.labelled} labelled examples are too few to be sure that exact statistics raise accuracy: {what}"
 
     @property
     def words(self) -> str:
@@ -66,6 +87,23 @@ class Effect:
         if self.was is not None and self.now is not None:
             known |= {"accuracy": self.was, "accuracy_calibrated": self.now}
         return known
+
+
+def by_chance(gained: int, lost: int) -> float:
+    """Return how likely at least so many of the examples that changed sides are gains, if there is no difference.
+
+    >>> by_chance(3, 0), by_chance(0, 3), by_chance(190, 5) < 1e-40
+    (0.125, 1.0, True)
+
+    This is the exact one-sided test of McNemar: each example is a pair, right or wrong before and after, and without a
+    difference a gain is as likely as a loss.
+    """
+    number = gained + lost
+    term, ways = 1, 0  # the binomial coefficients of 0, 1, ... losses
+    for losses in range(lost + 1):
+        ways += term
+        term = term * (number - losses) // (losses + 1)
+    return ways / (1 << number)
 
 
 def classify(subject: Subject, outputs: list[list[Tensor]]) -> bool:
@@ -95,11 +133,18 @@ def classify(subject: Subject, outputs: list[list[Tensor]]) -> bool:
 
 
 def limits(calibrated: Calibrated, path: str) -> tuple[float, float]:
-    """Beyond which distance of means and of variances the data can be trusted to say that a layer is off."""
-    # One batch cannot say how sure it is, and few are not sure of that: as if an example were a single value.
+    """Return the distances of means and variances beyond which a layer is off, whatever the accuracy says: more than
+    a running average normally fluctuates, and more than the sampling error of the data."""
+    of_mean, of_var = errors(calibrated, path)
+    return max(MEAN, ERRORS * of_mean), max(VARIANCE, ERRORS * of_var)
+
+
+def errors(calibrated: Calibrated, path: str) -> tuple[float, float]:
+    """Return the sampling errors of a layer's mean and variance, in the units of `distance`."""
+    # One batch has no standard error, and that of few batches is unsure: as if an example were a single value.
     few = 1 / math.sqrt(max(calibrated.samples, 1))
     of_mean, of_var = (e if e < math.inf else 0.0 for e in calibrated.standard_errors[path])
-    return max(MEAN, ERRORS * max(of_mean, few)), max(VARIANCE, ERRORS * max(of_var, math.sqrt(2) * few))
+    return max(of_mean, few), max(of_var, math.sqrt(2) * few)
 
 
 def distance(norm: Norm, exact: Any) -> tuple[float, float]:

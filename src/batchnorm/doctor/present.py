@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from batchnorm.present import printable
-from batchnorm.records import SEVERITIES, Finding
+from batchnorm.records import HELD, SEVERITIES, Finding
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -128,7 +128,7 @@ def _among(findings: Findings) -> str:
 
 
 def summarise_skipped(skipped: Mapping[str, str], options: bool = False) -> list[str]:
-    """Say how many rules could not look, and which lack what, a line for each reason.
+    """Say how many rules could not look, and which lack what, a line for each reason; and which held a result back.
 
     >>> skipped = {"BN201": "needs batches of data (data=)", "BN301": "needs a run", "BN302": "needs a run and luck"}
     >>> print(*summarise_skipped(skipped), sep="\\n")
@@ -139,15 +139,17 @@ def summarise_skipped(skipped: Mapping[str, str], options: bool = False) -> list
     Of a rule that lacks several things the first is said: the others are in ``findings.skipped``.
     """
     reasons: dict[str, list[str]] = {}
+    held = [f"{code} {shorten(printable(why), 400)}" for code, why in skipped.items() if why.startswith(HELD)]
+    skipped = {code: why for code, why in skipped.items() if not why.startswith(HELD)}
     for code, why in skipped.items():
         reasons.setdefault(why.partition(" and ")[0] if why.startswith("needs ") else why, []).append(code)
-    lines = [f"{len(skipped)} rule{'' if len(skipped) == 1 else 's'} could not look:"]
+    lines = [f"{len(skipped)} rule{'' if len(skipped) == 1 else 's'} could not look:"] if skipped else []
     for why, codes in sorted(reasons.items(), key=lambda item: -len(item[1])):
         lines.append(f"  {why}: {', '.join(codes)}")
     if options:
         for argument, option in OPTIONS.items():
             lines = [line.replace(f"({argument})", f"({option})") for line in lines]
-    return lines
+    return [*lines, *held]
 
 
 def _indented(*parts: str | tuple[str, str], by: int = 2) -> RenderableType:

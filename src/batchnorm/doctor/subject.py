@@ -109,6 +109,7 @@ class Subject:
         with random_states():  # a DataLoader draws a number whenever it begins
             self.batches: list[Any] = [] if data is None else list(itertools.islice(data, max_batches))
         self._forward = forward
+        self.held: dict[str, str] = {}  # by code, why a rule measured a difference and does not report it
         self.tallies: dict[str, Any] = {}  # of rules that look at the same passes, by code (see `tallies`)
         if example is None and self.batches:
             example = self._input(self.batches[0])
@@ -256,16 +257,28 @@ class Subject:
 
     def accuracy(self, outputs: list[list[Tensor]]) -> float | None:
         """The share of examples whose largest output is their label; None where that makes no sense."""
+        right = self.correct(outputs)
+        return None if right is None else float(right.double().mean())
+
+    def correct(self, outputs: list[list[Tensor]]) -> Tensor | None:
+        """Return for each example of the sample whether its largest output is its label; None if that makes no sense.
+
+        >>> subject = Subject(nn.Identity(), data=[(torch.eye(3), torch.tensor([0, 1, 1]))])
+        >>> subject.correct(subject.outputs)
+        tensor([ True,  True, False])
+        """
         if not self.labelled:
             return None
-        right = total = 0
+        right = []
         for batch, given in zip(self.sample, outputs, strict=True):
             labels = self.labels(batch)
             if labels is None or not given or given[0].dim() != 2 or len(given[0]) != len(labels):
                 return None
-            right += int((given[0].argmax(1).cpu() == labels.cpu()).sum())
-            total += len(labels)
-        return right / total if total else None
+            if not given[0].shape[1]:
+                return None
+            right.append(given[0].argmax(1).cpu() == labels.cpu())
+        found = torch.cat(right)
+        return found if len(found) else None
 
     @cached_property
     def calibration(self) -> tuple[nn.Module, Calibrated]:

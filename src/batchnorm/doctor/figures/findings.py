@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from batchnorm.records import SEVERITIES, RecordFile
+from batchnorm.records import HELD, SEVERITIES, RecordFile
 from batchnorm.report.sections import Table, short
 
 KINDS = {"error": "bad", "warning": "warn", "advice": "open"}
@@ -39,7 +39,10 @@ def draw(records: RecordFile) -> Table:
         ),
         badges=KINDS,
         notes=(
-            *(f"{codes} could not look: it {why}." for why, codes in together(records.summary.get("skipped", {}))),
+            *(
+                f"{codes} {why}." if why.startswith(HELD) else f"{codes} could not look: it {why}."
+                for why, codes in together(records.summary.get("skipped", {}))
+            ),
             *(f"{code} failed here: {why}" for code, why in records.summary.get("failed", {}).items()),
         ),
     )
