@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from batchnorm.checkpoints import SUFFIXES, load_tensors
 from batchnorm.errors import BatchNormError
+from batchnorm.files import check_regular
+from batchnorm.inflated import check_inflated
 from batchnorm.specs import called, made_by
 
 if TYPE_CHECKING:
@@ -191,8 +193,10 @@ def _arrays(file: Path) -> Any:
         return held
     import numpy as np
 
-    if not file.is_file():
+    if not file.exists():
         raise BatchNormError(f"there is no file {file}", do="give the path of a data file")
+    check_regular(file)
+    check_inflated(file)
     try:
         held = np.load(file, mmap_mode="r" if file.suffix == ".npy" else None, allow_pickle=False)
         if isinstance(held, np.ndarray):

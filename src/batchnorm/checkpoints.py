@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchnorm.errors import BatchNormError
 from batchnorm.extras import install
-from batchnorm.files import _umask
+from batchnorm.files import check_regular, replacing
+from batchnorm.inflated import check_inflated, check_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -105,18 +104,18 @@ def save_state(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> Pat
     batchnorm.errors.BatchNormError: the file is named 'model.txt'; end its name in .pt, .pth, .ckpt, .bin or \
 .safetensors
     """
-    import torch
-
     target = Path(path)
     check_suffix(target, SUFFIXES)
     with replacing(target) as temporary:
         if target.suffix == ".safetensors":
-            from safetensors.torch import save_file
+            from safetensors.torch import save
 
             # Tensors that share memory (tied weights) are written as often as they are named.
-            save_file({name: t.detach().cpu().clone().contiguous() for name, t in state.items()}, temporary)
+            temporary.write_bytes(save({name: t.detach().cpu().clone().contiguous() for name, t in state.items()}))
         else:
-            torch.save(dict(state), temporary)
+            content = io.BytesIO()  # torch's writer of files ends the process where the disk is full
+            torch.save(dict(state), content)
+            temporary.write_bytes(content.getvalue())
     return target
 
 
@@ -132,30 +131,6 @@ def check_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
         _check_safetensors()
 
 
-@contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Hand out a path to write to; what is there at the end takes the place of ``path`` in one step.
-
-    >>> with replacing("model.onnx") as temporary:  # doctest: +SKIP
-    ...     torch.onnx.export(program, (), temporary)
-
-    It is in a folder of its own beside the target, because some writers put a second file beside the first, and name
-    it in the first. That one is moved before. After an error nothing is left.
-    """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    try:
-        yield folder / target.name
-        for file in sorted(folder.iterdir(), key=lambda file: file.name == target.name):
-            os.chmod(file, 0o666 & ~_umask())  # safetensors keeps its files to their owner
-            with open(file, "rb") as stream:
-                os.fsync(stream.fileno())
-            os.replace(file, target.parent / file.name)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def load_tensors(path: str | os.PathLike[str]) -> Any:
     """Read what a file holds: tensors in plain containers, and nothing that runs.
 
@@ -169,7 +144,13 @@ def load_tensors(path: str | os.PathLike[str]) -> Any:
     if not file.exists():
         raise BatchNormError(f"there is no file {path}", do="give the path of a checkpoint")
     check_suffix(file, SUFFIXES)
-    return _safetensors(file) if file.suffix == ".safetensors" else _unpickled(file)
+    check_regular(file)
+    if file.suffix == ".safetensors":
+        return _safetensors(file)
+    check_inflated(file)
+    held = _unpickled(file)
+    check_tensors(held, file)
+    return held
 
 
 def _safetensors(file: Path) -> dict[str, Tensor]:
@@ -238,20 +219,30 @@ def _at(found: Any, file: Path, key: str) -> dict[str, Tensor]:
     return state
 
 
-def _unwrapped(found: Any) -> dict[str, Tensor] | None:
+def _unwrapped(found: Any, seen: dict[int, dict[str, Tensor] | None] | None = None) -> dict[str, Tensor] | None:
     """The state of a model in a checkpoint; None if there is none, or several and no telling which."""
-    from torch import Tensor
-
     if not isinstance(found, Mapping):
         return None
-    inner = {str(name): value for name, value in found.items() if isinstance(value, Mapping)}
+    seen = {} if seen is None else seen
+    if id(found) not in seen:
+        seen[id(found)] = None  # a dictionary that holds itself holds no model there
+        inner = {str(name): value for name, value in found.items() if isinstance(value, Mapping)}
+        seen[id(found)] = _chosen(found, inner, seen)
+    return seen[id(found)]
+
+
+def _chosen(
+    found: Mapping[Any, Any], inner: dict[str, Any], seen: dict[int, dict[str, Tensor] | None]
+) -> dict[str, Tensor] | None:
+    from torch import Tensor
+
     for name in _NESTINGS:
-        state = _unwrapped(inner.get(name))
+        state = _unwrapped(inner.get(name), seen)
         if state:
             return state
     if not inner and any(isinstance(value, Tensor) for value in found.values()):
         return {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
-    states = [state for state in map(_unwrapped, inner.values()) if state]
+    states = [state for state in (_unwrapped(value, seen) for value in inner.values()) if state]
     return states[0] if len(states) == 1 else None
 
 

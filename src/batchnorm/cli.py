@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -10,10 +11,10 @@ from batchnorm import __version__
 from batchnorm.bench.command import bench
 from batchnorm.doctor.command import check
 from batchnorm.doctor.explain import explain, rules
-from batchnorm.errors import BatchNormError
 from batchnorm.lab.command import race
 from batchnorm.lab.demo import watch_demo
 from batchnorm.report.command import report
+from batchnorm.terminal import ended
 from batchnorm.transforms.command import calibrate, fold
 
 app = typer.Typer(
@@ -46,9 +47,5 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; a bad input ends in one sentence and exit code 2, not a traceback."""
-    try:
-        app()
-    except BatchNormError as error:
-        typer.echo(f"batchnorm: {error}", err=True)
-        raise SystemExit(2) from None
+    """Run the command line; bad input, a full disk or Ctrl-C end in one sentence and an exit code, not a traceback."""
+    sys.exit(ended(lambda: app(standalone_mode=False)))

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    r"""Escape every character that a terminal or a log would interpret instead of show.
+
+    >>> printable("\x1b[31mred"), printable("conv\n::error::x")
+    ('\\x1b[31mred', 'conv\\n::error::x')
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class BatchNormError(ValueError):
     """A sentence a user can act on.
 
@@ -11,13 +20,14 @@ class BatchNormError(ValueError):
     batchnorm.errors.BatchNormError: the input has 3 channels but 4 were expected; pass num_features=3
 
     It is a ``ValueError`` because that is what ``torch.nn`` raises for the same mistakes, so code that catches
-    those keeps working.
+    those keeps working. The message is one line without control characters, whatever names it quotes: names may come
+    from a file of somebody else.
     """
 
     def __init__(self, problem: str, *, where: str = "", do: str = "") -> None:
         self.problem, self.where, self.do = problem, where, do
         sentence = f"{where}: {problem}" if where else problem
-        super().__init__(f"{sentence}; {do}" if do else sentence)
+        super().__init__(printable(f"{sentence}; {do}" if do else sentence))
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by parts, so that an error raised in a worker process arrives whole."""
@@ -37,4 +47,7 @@ class NotEquivalent(BatchNormError):
 
 
 class BatchNormWarning(UserWarning):
-    """Something was handled, and the user should know."""
+    """Something was handled, and the user should know. The text is one line, as that of `BatchNormError`."""
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__(printable(str(text)))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from batchnorm.errors import printable
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -126,15 +128,6 @@ def plain_console(**options: Any) -> Console:
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, width=120, no_color=True, **options)
     return console
-
-
-def printable(text: str) -> str:
-    r"""Write out what a terminal would obey instead of show.
-
-    >>> printable("\x1b[31mred")
-    '\\x1b[31mred'
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _path(path: str) -> str:

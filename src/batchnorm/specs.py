@@ -12,7 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from batchnorm import interrupts
 from batchnorm.errors import BatchNormError
+from batchnorm.files import check_regular
 
 LONGEST = 400  # characters of somebody else's error; exporters write pages
 
@@ -68,6 +70,7 @@ def called(what: str, function: Callable[[], Any]) -> Any:
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: counting raises ZeroDivisionError: division by zero
     """
+    interrupts.check()
     try:
         return function()
     except BatchNormError:
@@ -99,8 +102,9 @@ def _module(place: str) -> ModuleType:
 def _from_file(file: Path) -> ModuleType:
     """Run a file as a module, with its folder importable, as Python does with a script."""
     if not file.is_file():
-        what = f"{file} is a folder" if file.is_dir() else f"there is no file {file}"
-        raise BatchNormError(what, do="write file.py:factory or package.module:factory")
+        if file.exists():
+            check_regular(file)
+        raise BatchNormError(f"there is no file {file}", do="write file.py:factory or package.module:factory")
     folder = str(file.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -9,7 +9,9 @@ import typer
 
 from batchnorm.bench import cases as grid
 from batchnorm.errors import BatchNormError
+from batchnorm.files import check_target
 from batchnorm.records import RecordFile
+from batchnorm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,8 +107,8 @@ def bench(
     for option, number in (("threads", threads), ("rounds", rounds)):
         if number is not None and number < 1:
             raise BatchNormError(f"--{option} is {number}, but must be at least 1")
-    if json is not None and json.is_dir():
-        raise BatchNormError(f"--json is {str(json)!r}, which is a folder", do="name a file in it")
+    if json is not None:
+        check_target("--json", json)
     if monitor and watch:
         raise BatchNormError("--monitor and --watch are measured apart", do="give one of them")
     if monitor or watch:
@@ -128,7 +130,7 @@ def bench(
     record, result = _measure(cases, rounds or (7 if quick else 15), threads, compiled, peers, keep_freed_memory, cells)
     if json is not None:
         record.write(json)
-        typer.echo(f"written to {json}")
+        say(f"written to {json}")
     if result.interrupted:
         raise typer.Exit(130)
     if any(note.startswith("batchnorm ") for note in result.notes):
@@ -150,7 +152,7 @@ def _measure_observer(watch: bool, rounds: int, threads: int | None, json: Path 
         summary = {"between": cost.between, "looking": cost.looking, "share": cost.share}
         record = RecordFile("bench", configuration, cost.measurements({"network": "resnet18"}), summary)
         record.write(json)
-        typer.echo(f"written to {json}")
+        say(f"written to {json}")
 
 
 def _names(text: str, option: str, known: tuple[str, ...], default: tuple[str, ...]) -> list[str]:

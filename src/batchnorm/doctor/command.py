@@ -11,7 +11,9 @@ import typer
 
 from batchnorm.doctor import config
 from batchnorm.errors import BatchNormError
+from batchnorm.files import check_target
 from batchnorm.specs import called
+from batchnorm.terminal import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -99,7 +101,7 @@ def check(
     """
     settings = config.find_settings()
     if settings.note:
-        typer.echo(f"batchnorm: {settings.note}", err=True)
+        say(f"batchnorm: {settings.note}", error=True)
     _check_options(fix, unsafe_fixes, out, batch_size, max_batches)
     fail_on = config.one_of(fail_on or settings.fail_on, config.FAIL_ON, "--fail-on")
     format = config.one_of(format or settings.format, config.FORMATS, "--format")
@@ -150,9 +152,9 @@ def _check_options(fix: bool, unsafe_fixes: bool, out: str, batch_size: int, max
     if out:
         from batchnorm.checkpoints import SUFFIXES, check_suffix
 
-        if Path(out).is_dir():
-            raise BatchNormError(f"--out is {out!r}, which is a folder", do="name a file in it")
-        check_suffix(Path(out), SUFFIXES)
+        if not Path(out).is_dir():
+            check_suffix(Path(out), SUFFIXES)
+        check_target("--out", out)
     for option, number in (("--batch-size", batch_size), ("--max-batches", max_batches)):
         if number < 1:
             raise BatchNormError(f"{option} is {number}", do="give a whole number from 1 up")
@@ -190,7 +192,7 @@ def _load(
         narrower = None if hasattr(batches, "source") else _narrower(model, first)  # the user's code says what it means
         if narrower is not None:  # NumPy's numbers are double unless one says otherwise
             name = str(narrower).removeprefix("torch.")
-            typer.echo(f"batchnorm: {data} holds float64, and is given to the model as {name}", err=True)
+            say(f"batchnorm: {data} holds float64, and is given to the model as {name}", error=True)
             batches = load_batches(data, batch_size=batch_size, dtype=narrower)
         arguments["data"] = batches
         if not isinstance(first.inputs, Tensor):  # several arguments, which the verbs must be told of
@@ -262,11 +264,8 @@ def _examine(
     findings, report = every.without(settings.per_module_ignores), None
     if out:
         repaired, report = called("repairing the model", lambda: fix(subject, findings, unsafe=unsafe))
-        try:
-            written = save_state(repaired.state_dict(), out)
-        except OSError as error:
-            raise BatchNormError(f"--out {out} cannot be written: {error.strerror or error}") from error
-        typer.echo(f"written to {written}{_keys(subject, repaired)}", err=True)
+        written = save_state(repaired.state_dict(), out)
+        say(f"written to {written}{_keys(subject, repaired)}", error=True)
         every = called("checking the repaired model", lambda: check(repaired, **arguments))
         findings = every.without(settings.per_module_ignores)
     return findings, len(every) - len(findings), report

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from batchnorm.errors import BatchNormError
+from batchnorm.files import read_bytes
 from batchnorm.records import SEVERITIES
 
 FORMATS = ("text", "json", "sarif", "github")
@@ -57,13 +58,12 @@ def read_settings(file: Path) -> Settings | None:
 
     >>> read_settings(Path("no-such.toml"))
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: no-such.toml cannot be read: No such file or directory
+    batchnorm.errors.BatchNormError: no-such.toml cannot be read (No such file or directory)
     """
     try:
-        text = file.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise BatchNormError(f"{file} cannot be read: {why}") from error
+        text = read_bytes(file).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BatchNormError(f"{file} cannot be read ({error})") from error
     if "batchnorm" not in text:  # nearly all of them; and a file of somebody else may be as it likes
         return None
     parser = _parser()
@@ -73,7 +73,7 @@ def read_settings(file: Path) -> Settings | None:
         return Settings(note=f"{file} has [tool.batchnorm], which is read from Python 3.11 on, or where tomli is")
     try:
         content = parser.loads(text)
-    except ValueError as error:  # of which both parsers' errors are
+    except (ValueError, RecursionError) as error:  # both parsers' errors are ValueErrors
         raise BatchNormError(f"{file} is not TOML: {error}") from error
     tool = content.get("tool")
     table = tool.get("batchnorm") if isinstance(tool, dict) else None

@@ -197,7 +197,7 @@ def as_github(outcome: Outcome) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text).replace("%", "%25")  # so that there is no end of a line in it
 
 
 def _property(text: str) -> str:

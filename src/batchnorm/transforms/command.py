@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json as json_module
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchnorm.checkpoints import SUFFIXES, check_suffix, replacing, save_state
+from batchnorm.checkpoints import SUFFIXES, check_suffix, save_state
 from batchnorm.errors import BatchNormError
+from batchnorm.files import check_target, replacing
 from batchnorm.loading import call_batch, load_batches, load_model, parse_input
 from batchnorm.records import Measurement, RecordFile, Report
 from batchnorm.specs import called
+from batchnorm.terminal import say
 
 if TYPE_CHECKING:
     import torch
@@ -89,10 +90,10 @@ def calibrate(
     if not calibrated.report.paths:
         reasons = "; ".join(f"{path or 'the model'}: {why}" for path, why in [*calibrated.report.left.items()][:3])
         raise BatchNormError(f"no layer was calibrated, and nothing is written ({reasons})", where="calibrate")
-    _write("--out", out, lambda: save_state(better.state_dict(), out))
+    save_state(better.state_dict(), out)
     moves = _moves(network, better, calibrated)
     _show_calibrated(calibrated, moves, until)
-    typer.echo(f"written to {out}")
+    say(f"written to {out}")
     if json is not None:
         configuration = {"model": model, "checkpoint": str(checkpoint or ""), "data": data, "out": str(out)}
         options = {"batch_size": batch_size, "until": until, "max_batches": max_batches, "formula": formula}
@@ -181,11 +182,11 @@ def fold(
     else:
         written = [str(out)]
         folded, report = fold_model(network, example, leave=stays, tolerance=tolerance)
-        _write("--out", out, lambda: save_state(folded.state_dict(), out))
+        save_state(folded.state_dict(), out)
     from batchnorm.present import plain_console
 
     plain_console().print(report)
-    typer.echo(f"written to {' and '.join(written)}")
+    say(f"written to {' and '.join(written)}")
     if json is not None:
         configuration = {"model": model, "checkpoint": str(checkpoint or ""), "out": str(out)}
         configuration |= {"input": sizes or ""} if data is None else {"data": data}
@@ -256,25 +257,14 @@ def _check_target(option: str, path: Path | None, suffixes: tuple[str, ...] = ()
     """
     if path is None:
         return
-    if path.is_dir():
-        raise BatchNormError(f"{option} is {path}, a folder", do="name a file in it")
-    if suffixes:
+    if suffixes and not path.is_dir():
         check_suffix(path, suffixes)
-    nearest = next(parent for parent in path.absolute().parents if parent.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise BatchNormError(f"{option} is {path}, but {nearest} cannot be written to", do="choose another place")
-
-
-def _write(option: str, path: Path, save: Any) -> None:
-    try:
-        save()
-    except OSError as error:
-        raise BatchNormError(f"{option} {path} cannot be written: {error}") from error
+    check_target(option, path)
 
 
 def _write_json(path: Path, record: RecordFile) -> None:
-    _write("--json", path, lambda: record.write(path))
-    typer.echo(f"report written to {path}")
+    record.write(path)
+    say(f"report written to {path}")
 
 
 def _measured(report: Report) -> tuple[Measurement, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import warnings
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchnorm.checkpoints import replacing
+from batchnorm.files import replacing
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.extras import install
 from batchnorm.graph import call_with, check_model
@@ -68,7 +69,9 @@ its statistics; call model.eval() first
         )
         expected = _same_chance(lambda: call_with(folded, fresh(example)))
         if file.suffix == ".pt2":
-            torch.export.save(program, written)
+            content = io.BytesIO()  # torch's writer of files ends the process where the disk is full
+            torch.export.save(program, content)
+            written.write_bytes(content.getvalue())
             loaded = torch.export.load(written).module()
             got = _same_chance(lambda: call_with(loaded, fresh(example)))
         else:
