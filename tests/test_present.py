@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from batchnorm.present import printable
+from batchnorm.errors import printable
 from batchnorm.records import Certificate, Change, Report
 
 NAMES = ["[red]", "[/bold]", "[link=x]y[/link]", ":smile:", "a&b", "<script>alert(1)</script>", 'q"q', "ünï.çödé"]

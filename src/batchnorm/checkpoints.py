@@ -104,6 +104,8 @@ def save_state(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> Pat
     batchnorm.errors.BatchNormError: the file is named 'model.txt'; end its name in .pt, .pth, .ckpt, .bin or \
 .safetensors
     """
+    import torch
+
     target = Path(path)
     check_suffix(target, SUFFIXES)
     with replacing(target) as temporary:

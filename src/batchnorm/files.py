@@ -50,7 +50,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(path)
     # Named before it is made, so that an interrupt at any moment finds what to remove.
-    folder = target.parent / f".{target.name[:64]}.{secrets.token_hex(8)}"
+    folder = target.parent / f".{target.name[:32]}.{secrets.token_hex(8)}"
     with _refusals(target), interrupts.putting_back(lambda: shutil.rmtree(folder, ignore_errors=True)):
         _check_kind(target)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -101,13 +101,26 @@ def check_folder(option: str, folder: Path, named: Path | None = None) -> None:
     """
     whole = folder.absolute()
     nearest = next(place for place in (whole, *whole.parents) if os.path.lexists(place))
+    long = [part for part in (*whole.parts, (named or whole).name) if len(os.fsencode(part)) > _longest(nearest)]
+    if long:
+        raise BatchNormError(f"{option} has a name of {len(long[0])} characters in it", do="choose a shorter one")
     try:
         if os.access(nearest, os.W_OK):
             with tempfile.TemporaryFile(dir=nearest):  # /proc says that root may write
                 return
     except OSError:
         pass
-    raise BatchNormError(f"{option} is {named or folder}, but {nearest} cannot be written to", do="choose another place")
+    raise BatchNormError(
+        f"{option} is {named or folder}, but {nearest} cannot be written to", do="choose another place"
+    )
+
+
+def _longest(folder: Path) -> int:
+    """How long the name of a file in this folder may be, in bytes."""
+    try:
+        return os.pathconf(folder, "PC_NAME_MAX")
+    except (AttributeError, OSError, ValueError):
+        return 255
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
@@ -149,7 +162,7 @@ def _check_kind(target: Path, given: str = "") -> None:
     """Refuse to replace a device or a pipe: a file in the place of /dev/null would break the machine."""
     try:
         mode = os.stat(target).st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     if not stat.S_ISREG(mode):
         raise BatchNormError(f"{given or target}{',' if given else ' is'} {_kind(mode)}, not a file", do="name a file")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from batchnorm.errors import BatchNormError
-from batchnorm.files import write_atomically
+from batchnorm.files import read_bytes, write_atomically
 
 FORMAT = 1
 NEEDED = ("format", "command", "configuration", "measurements")  # in every file of records
@@ -102,18 +102,13 @@ class RecordFile:
 configuration, measurements); give what a command wrote with --json, what check --format json printed, or what watch \
 recorded
         """
+        if not text.strip():
+            raise _no_records("it is empty")
         try:
-            if not text.strip():
-                raise _no_records("it is empty")
-            fields = json.loads(text)
-            missing = [key for key in NEEDED if key not in fields] if isinstance(fields, dict) else []
-            if "format" not in missing and fields["format"] != FORMAT:
-                raise BatchNormError(f"these records have format {fields['format']}, this version reads {FORMAT}")
-            if missing:
-                raise _no_records(f"it has no {', '.join(missing)}")
-            fields["measurements"] = tuple(_measurement(m) for m in fields["measurements"])
-            return cls(**fields)
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            return checked(parsed(text))
+        except ValueError as error:
+            if isinstance(error, BatchNormError):
+                raise
             raise _no_records(str(error)) from error
 
     def write(self, path: str | os.PathLike[str]) -> Path:
@@ -280,13 +275,10 @@ def read(path: str | os.PathLike[str]) -> RecordFile:
 
     A file of lines can be read while it grows, and after a kill: a last line that was cut off is left out.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise BatchNormError(f"{os.fspath(path)} cannot be read ({error.strerror})", where="records") from error
+    content = read_bytes(path)
     lines = content.split(b"\n")
     try:
-        first = json.loads(lines[0])
+        first = parsed(lines[0])
         in_lines = isinstance(first, dict) and "measurements" not in first
     except ValueError:  # a RecordFile is written over many lines
         in_lines = False
@@ -324,17 +316,105 @@ def _from_lines(header: dict[str, Any], lines: list[bytes]) -> RecordFile:
         if not text.strip():
             continue
         try:
-            measurements.append(_measurement(json.loads(text)))
-        except (ValueError, KeyError, TypeError) as error:
+            measurements.append(_measurement(parsed(text)))
+        except ValueError as error:
             if number == len(lines):
                 break
             raise BatchNormError(f"line {number} is not a measurement ({error})") from error
-    empty = RecordFile.from_json(json.dumps({**header, "measurements": []}))
-    return replace(empty, measurements=tuple(measurements))
+    return replace(checked({**header, "measurements": []}), measurements=tuple(measurements))
 
 
-def _measurement(fields: Mapping[str, Any]) -> Measurement:
-    return Measurement(**{**fields, "samples": tuple(float("nan") if s is None else s for s in fields["samples"])})
+# ---- the schema of what is read
+
+
+def parsed(text: str | bytes) -> Any:
+    """Parse JSON that may come from anywhere; raises ``ValueError`` for whatever cannot be read.
+
+    >>> parsed("[" * 100_000)
+    Traceback (most recent call last):
+    ValueError: it is nested too deeply
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def checked(fields: Any) -> RecordFile:
+    """Make records of what a file holds; raise `BatchNormError` if anything in it has another type than was written.
+
+    >>> checked({"format": 1, "command": 3, "configuration": {}, "measurements": []})
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: this is not a batchnorm record file (command is an int, not a str); give what a \
+command wrote with --json, what check --format json printed, or what watch recorded
+    """
+    if isinstance(fields, dict) and fields.get("format", FORMAT) != FORMAT:
+        raise BatchNormError(f"these records have format {fields['format']!r:.40}, this version reads {FORMAT}")
+    try:
+        typed(fields, _RECORDS, "it", NEEDED)
+        return RecordFile(**{**fields, "measurements": tuple(map(_measurement, fields["measurements"]))})
+    except ValueError as error:
+        raise _no_records(str(error)) from error
+
+
+def typed(fields: Any, types: Mapping[str, type], what: str, needed: Iterable[str] = ()) -> None:
+    """Raise ``ValueError`` unless a dictionary has only fields of these types, the needed ones, and plain values.
+
+    >>> typed({"rate": "4"}, {"rate": float}, "the setting")
+    Traceback (most recent call last):
+    ValueError: rate is a str, not a float
+    """
+    if not isinstance(fields, dict):
+        raise ValueError(f"{what} is {_article(fields)}, not a dictionary")
+    missing = [key for key in needed if key not in fields]
+    if missing:
+        raise ValueError(f"{what} has no {', '.join(missing)}")
+    for key, value in fields.items():
+        if key not in types:
+            raise ValueError(f"{what} has {key!r:.40}, which is unknown")
+        if not isinstance(value, types[key]) or (types[key] is int and isinstance(value, bool)):
+            raise ValueError(f"{key} is {_article(value)}, not {_article(types[key]())}")
+        check_plain(value, key)
+
+
+def check_plain(value: Any, what: str, depth: int = 0) -> None:
+    """Raise ``ValueError`` if a value of JSON is nested too deeply to be handled, or has an integer beyond 64 bits.
+
+    >>> check_plain({"a": [10**30]}, "summary")
+    Traceback (most recent call last):
+    ValueError: summary has an integer of more than 64 bits
+    """
+    if depth > DEEPEST:
+        raise ValueError(f"{what} is nested too deeply")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{what} has an integer of more than 64 bits")
+    if isinstance(value, (dict, list)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            check_plain(inner, what, depth + 1)
+
+
+def _measurement(fields: Any) -> Measurement:
+    typed(fields, _MEASUREMENT, "a measurement", ("quantity", "setting", "samples"))
+    setting = fields["setting"]
+    typed({key: setting[key] for key in _SETTING.keys() & setting.keys()}, _SETTING, "a setting")
+    samples = fields["samples"]
+    wrong = next((s for s in samples if s is not None and type(s) not in (int, float)), None)
+    if wrong is not None:
+        raise ValueError(f"a sample is {_article(wrong)}, not a number")
+    return Measurement(**{**fields, "samples": tuple(float("nan") if s is None else s for s in samples)})
+
+
+def _article(value: Any) -> str:
+    name = "None" if value is None else type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}" if value is not None else name
+
+
+DEEPEST = 32
+_RECORDS: dict[str, type] = {
+    "format": int, "command": str, "configuration": dict, "measurements": list, "summary": dict, "machine": dict,
+}  # fmt: skip
+_MEASUREMENT: dict[str, type] = {"quantity": str, "setting": dict, "samples": list, "unit": str}
+_SETTING: dict[str, type] = {"layer": str, "stack": str}
 
 
 def machine() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How a command meets the terminal: what it prints is escaped, and every way to end is one sentence and an exit code."""
+"""How a command prints and ends: names are escaped, and every failure is one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FAILED = 2  # as for wrong options
 
 
 def say(text: str, *, error: bool = False) -> None:
-    """Print lines to stdout, or to stderr, with names in them escaped.
+    """Print one line to stdout, or to stderr, with names in it escaped.
 
     >>> say("written to a\\x1b[31m.pt")
     written to a\\x1b[31m.pt
     """
     stream = sys.stderr if error else sys.stdout
-    stream.write("\n".join(map(printable, text.split("\n"))) + "\n")
+    stream.write(f"{printable(text)}\n")
     stream.flush()
 
 
@@ -127,4 +127,4 @@ def _show_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
     text = warnings.formatwarning(message, category, filename, lineno, line="")
-    say(printable(text.rstrip()), error=True)
+    say(text.rstrip(), error=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from batchnorm.doctor.check import check
 from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.subject import BATCHES, Forward
-from batchnorm.present import printable
+from batchnorm.errors import printable
 from batchnorm.transforms.freeze import Optimizers
 
 if TYPE_CHECKING:

@@ -81,7 +81,7 @@ def test_threads_are_given_back(bench):
         (["--threads", "0"], "--threads is 0"),
         (["--rounds", "-1"], "--rounds is -1"),
         (["--compile", "yes"], "--compile has 'yes'"),
-        (["--json", "."], "--json is '.', which is a folder"),
+        (["--json", "."], "--json is ., a folder; name a file in it"),
     ],
 )
 def test_bad_input_gets_one_sentence_before_anything_is_measured(bench, arguments, message):

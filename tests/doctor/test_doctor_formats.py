@@ -10,7 +10,7 @@ from batchnorm.doctor.codes import RULES
 from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.formats import FORMATS, Outcome, as_github, as_json, as_sarif, as_text
 from batchnorm.doctor.present import SHOWN, shorten
-from batchnorm.present import printable
+from batchnorm.errors import printable
 
 TEXT = """\
 error  BN301 validation-in-train-mode

@@ -11,7 +11,7 @@ from rich.console import Console
 import batchnorm as bn
 from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.present import shorten
-from batchnorm.present import printable
+from batchnorm.errors import printable
 
 
 class Reader(HTMLParser):

@@ -133,12 +133,12 @@ def test_an_interrupt_keeps_what_is_done(tmp_path, monkeypatch, finished, names)
         (["--rates", "-1"], "-1.0 is no learning rate; give numbers above 0"),
         (["--rates", "nan"], "nan is no learning rate; give numbers above 0"),
         (["--threads", "-1"], "--threads is -1; give a whole number, or 0 for torch's choice"),
-        (["--json", "/"], "--json is /, a directory; give the name of a file"),
+        (["--json", "/"], "--json is /, a folder; name a file in it"),
         (
             ["--report", "--out", "/dev/null/x"],
             "--out is /dev/null/x, but /dev/null cannot be written to; choose another",
         ),
-        (["--json", "/dev/null/x.json"], "--json is /dev/null/x.json but /dev/null cannot be written to"),
+        (["--json", "/dev/null/x.json"], "--json is /dev/null/x.json, but /dev/null cannot be written to"),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments, sentence):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from batchnorm import interrupts
 from batchnorm.bench.cases import Case
 from batchnorm.bench.cell import CellResult, run_cell
 from batchnorm.bench.contenders import CONTENDERS
@@ -91,6 +92,7 @@ def run_cases(
             done += 1
             on_done(case)
     except KeyboardInterrupt:
+        interrupts.accept()
         return RunResult(tuple(measurements), tuple(notes), done, interrupted=True)
     return RunResult(tuple(measurements), tuple(notes), done)
 

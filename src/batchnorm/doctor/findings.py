@@ -8,8 +8,7 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, overload
 
-from batchnorm.errors import BatchNormError
-from batchnorm.present import printable
+from batchnorm.errors import BatchNormError, printable
 from batchnorm.records import SEVERITIES, Finding, _plain
 
 if TYPE_CHECKING:

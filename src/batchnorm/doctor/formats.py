@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from batchnorm import __version__
 from batchnorm.doctor.present import draw, place_of, shorten
-from batchnorm.present import printable, report_table
+from batchnorm.errors import printable
+from batchnorm.present import report_table
 from batchnorm.records import Finding, Report, _plain
 
 if TYPE_CHECKING:
@@ -197,7 +198,8 @@ def as_github(outcome: Outcome) -> str:
 
 
 def _data(text: str) -> str:
-    return printable(text).replace("%", "%25")  # so that there is no end of a line in it
+    shown = "".join(c if c in "\r\n" else printable(c) for c in text)
+    return shown.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from batchnorm.present import printable
+from batchnorm.errors import printable
 from batchnorm.records import HELD, SEVERITIES, Finding
 
 if TYPE_CHECKING:

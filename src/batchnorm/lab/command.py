@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from batchnorm import interrupts
 from batchnorm.errors import BatchNormError
+from batchnorm.files import check_folder, check_target
 from batchnorm.lab.options import INITS, RATES, Options, parse_rates
-from batchnorm.report.command import announce, check_folder
+from batchnorm.report.command import announce
+from batchnorm.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,9 +75,9 @@ def race(
     if threads < 0:
         raise BatchNormError(f"--threads is {threads}", do="give a whole number, or 0 for torch's choice")
     if json is not None:
-        check_writable(json)
+        check_target("--json", json)
     if report:
-        check_folder(out)
+        check_folder("--out", out)
 
     import torch
     from rich.console import Console
@@ -94,7 +96,7 @@ def race(
     records = to_records(result, threads)
     if json is not None:
         written = records.write(json)
-        console.print(f"Every curve is in {written}.", soft_wrap=True)
+        say(f"Every curve is in {written}.")
     if report and result.lanes:
         result = write_race(records, result, out, console, open)
     if result.interrupted:
@@ -121,20 +123,7 @@ def write_race(records: RecordFile, result: Result, out: Path, console: Console,
             write(signal, out / SIGNAL)
             runs.append(Run("signal", signal))
         except KeyboardInterrupt:
+            interrupts.accept()
             result = replace(result, interrupted=True)
     announce(write_page(runs, out / PAGE), open)
     return result
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a file that could not be written, before minutes are spent on what should go in it.
-
-    >>> check_writable(Path("/"))
-    Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: --json is /, a directory; give the name of a file
-    """
-    if path.is_dir():
-        raise BatchNormError(f"--json is {path}, a directory", do="give the name of a file")
-    nearest = next(parent for parent in path.absolute().parents if parent.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise BatchNormError(f"--json is {path} but {nearest} cannot be written to", do="choose another place")

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from batchnorm.files import check_folder
 from batchnorm.lab.command import PAGE, SIGNAL
 from batchnorm.lab.options import INITS
-from batchnorm.report.command import announce, check_folder
+from batchnorm.report.command import announce
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +44,7 @@ def watch_demo(
 
       batchnorm watch-demo --init he --rate 1
     """
-    check_folder(out)
+    check_folder("--out", out)
     from rich.console import Console
 
     from batchnorm.lab.signal import Recipe, write

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from batchnorm import interrupts
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.data import digits
@@ -69,6 +70,7 @@ def run(options: Options, *, threads: int = 1, watch: Watch | None = None, norm:
             for heat in heats.values():
                 heat.wait()
     except KeyboardInterrupt:
+        interrupts.accept()
         interrupted = True
     done = [stack for stack in stacks() if stack in heats and heats[stack].finished]
     lanes = tuple(lane for stack in done for lane in lanes_of(stack, heats[stack], data.classes))

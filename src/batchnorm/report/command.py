@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from batchnorm.errors import BatchNormError
+from batchnorm.files import check_target
+from batchnorm.terminal import say
 
 
 def report(
@@ -41,7 +42,7 @@ def report(
       batchnorm report run.jsonl findings.json --open
     """
     page = page_named(out)
-    check_folder(page.absolute().parent, page)
+    check_target("--out", page)
     from batchnorm.report.load import load
     from batchnorm.report.page import write_page
 
@@ -59,28 +60,13 @@ def page_named(out: str) -> Path:
     return Path(out) / "report.html" if slash or Path(out).is_dir() else Path(out)
 
 
-def check_folder(folder: Path, named: Path | None = None) -> None:
-    """Refuse a folder that could not be made or written to; ``named`` is what the user gave.
-
-    >>> check_folder(Path("/dev/null/race"))
-    Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: --out is /dev/null/race, but /dev/null cannot be written to; choose another place
-    """
-    whole = folder.absolute()
-    nearest = next(place for place in (whole, *whole.parents) if place.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise BatchNormError(
-            f"--out is {named or folder}, but {nearest} cannot be written to", do="choose another place"
-        )
-
-
 def announce(page: Path, open: bool) -> None:
     """Say where the page is, and open it if asked to.
 
     >>> announce(Path("report.html"), open=False)
     The page is report.html
     """
-    typer.echo(f"The page is {page}")
+    say(f"The page is {page}")
     if open:
         import webbrowser
 

@@ -18,12 +18,26 @@ def figures_of(records: RecordFile) -> Iterator[Section]:
     >>> [section.title for section in figures_of(RecordFile("nobody's", {}, ()))]
     ["Records of nobody's"]
     """
-    sections = [draw(records) for draw in functions_of(records.command)]
+    sections = [_drawn(draw, records) for draw in functions_of(records.command)]
     drawn = [section for section in sections if section is not None]
     if drawn:
         yield from drawn
     else:
         yield anything.draw(records)
+
+
+def _drawn(draw: Draw, records: RecordFile) -> Section | None:
+    """Draw one figure. What a command keeps in its settings and its summary is its own, so no schema knows it."""
+    try:
+        return draw(records)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, BatchNormError):
+            raise
+        raise BatchNormError(
+            f"these records of {records.command!r} cannot be drawn: a value is missing or of another kind than the "
+            f"command writes ({type(error).__name__}: {error})",
+            do="give the file as the command wrote it",
+        ) from error
 
 
 def functions_of(command: str) -> tuple[Draw, ...]:

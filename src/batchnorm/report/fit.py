@@ -20,19 +20,19 @@ def fitting(runs: Sequence[Run], most: int = MOST_NUMBERS) -> list[Run]:
     >>> [m.setting["step"] for m in run.records.measurements], run.records.summary["steps"]
     ([0, 3, 6, 8], {'mean': 9})
     """
-    total = sum(len(m.samples) for run in runs for m in run.records.measurements if "step" in m.setting)
+    total = sum(len(m.samples) for run in runs for m in run.records.measurements if _stepped(m))
     return list(runs) if total <= most else [Run(run.name, _fewer(run.records, most / total)) for run in runs]
 
 
 def _fewer(records: RecordFile, share: float) -> RecordFile:
     steps: dict[str, set[int]] = {}
     for m in records.measurements:
-        if "step" in m.setting:
+        if _stepped(m):
             steps.setdefault(m.quantity, set()).add(m.setting["step"])
     kept = {quantity: set(thinned(sorted(own), max(2, int(share * len(own))))) for quantity, own in steps.items()}
 
     def stays(m: Measurement) -> bool:
-        return "step" not in m.setting or m.setting["step"] in kept[m.quantity]
+        return not _stepped(m) or m.setting["step"] in kept[m.quantity]
 
     recorded = {quantity: len(own) for quantity, own in steps.items()}
     return replace(
@@ -40,3 +40,8 @@ def _fewer(records: RecordFile, share: float) -> RecordFile:
         measurements=tuple(filter(stays, records.measurements)),
         summary={**records.summary, "steps": recorded},
     )
+
+
+def _stepped(measurement: Measurement) -> bool:
+    """Whether it belongs to a step of a training run; the steps of a benchmark have names."""
+    return type(measurement.setting.get("step")) is int

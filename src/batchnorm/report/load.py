@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from batchnorm.errors import BatchNormError
-from batchnorm.records import RecordFile, read
+from batchnorm.files import read_bytes
+from batchnorm.records import RecordFile, check_plain, parsed, read, typed
 
 SUFFIXES = (".json", ".jsonl")
 
@@ -53,9 +53,23 @@ def _file(path: Path) -> Run:
 def _findings(path: Path) -> RecordFile | None:
     """What the doctor found, as records; None if that is not what the file holds."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = parsed(read_bytes(path))
+    except ValueError:
         return None
     if not isinstance(content, dict) or not isinstance(content.get("findings"), list):
         return None
+    try:
+        check_plain(content, "the file")
+        for number, finding in enumerate(content["findings"], start=1):
+            typed(finding, _FINDING, f"finding {number}", ("code", "name", "severity", "path", "sentence"))
+        for key in ("skipped", "failed"):
+            typed(content.get(key, {}), dict.fromkeys(content.get(key, {}), str), key)
+    except (TypeError, ValueError) as error:
+        raise BatchNormError(f"these are not the findings of check ({error})", where=str(path)) from error
     return RecordFile("check", {}, (), content, machine={})
+
+
+_FINDING: dict[str, type] = {
+    **dict.fromkeys(("code", "name", "severity", "path", "sentence", "repair", "fix"), str), "numbers": dict,
+    "step": object,
+}  # fmt: skip

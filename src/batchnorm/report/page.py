@@ -48,7 +48,7 @@ def write_page(runs: Sequence[Run], path: Path) -> Path:
     >>> write_page([], Path("report.html"))  # doctest: +SKIP
     PosixPath('report.html')
     """
-    return write_atomically(path, page(runs))
+    return write_atomically(path, page(runs).encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def title_of(runs: Sequence[Run]) -> str:

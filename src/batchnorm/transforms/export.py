@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchnorm.files import replacing
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.extras import install
+from batchnorm.files import replacing
 from batchnorm.graph import call_with, check_model
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import random_states

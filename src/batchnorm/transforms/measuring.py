@@ -169,7 +169,8 @@ class Measured:
         from rich.console import Group
         from rich.text import Text
 
-        from batchnorm.present import printable, report_table
+        from batchnorm.errors import printable
+        from batchnorm.present import report_table
 
         return Group(Text(printable(repr(self))), report_table(self.report))
 
