@@ -29,6 +29,8 @@ FILES = {
     "BN205": "tiny_batch",
     "BN206": "padded_input",
     "BN207": "large_mean",
+    "BN208": "nonfinite_parameters",
+    "BN209": "vanished_variance",
     "BN301": "validation_in_train_mode",
     "BN302": "double_update",
     "BN303": "mixed_forwards",

@@ -1,13 +1,14 @@
 """Running statistics that are NaN, infinite or negative: every evaluation from now on is lost.
 
 ## What it does
-Counts the channels whose running mean or variance is not finite, or whose variance is negative, in a model or a
-checkpoint. While training runs, it names the step and the call in which that happened, the layer that was first, and
-where it came from: the batch that the model was given, a parameter that was not finite already, or an overflow inside.
+Counts, in a model or a checkpoint, the channels whose running mean or variance is not finite, or whose variance is
+negative even with eps added, so that its root is NaN. (A variance between minus eps and zero amplifies: see BN209.)
+While training runs, it names the step and the call in which that happened, the layer that was first, and the cause: the
+batch, a parameter that was not finite already, or an overflow inside.
 
-In a check it also looks at the example and at the data: NaN and infinite values that reach a BN layer or the outputs
-poison the statistics in training, and a check on nothing but such values has measured nothing, which it says. Values
-that the model takes care of (a missing one, a mask of minus infinity) are not reported.
+A check also inspects the example and the data: NaN and infinite values that reach a BN layer or the outputs poison the
+statistics in training, and a check on nothing but such values has measured nothing. Values that the model takes care of
+(a missing one, a mask of minus infinity) are not reported, nor is a place that is not finite for other inputs either.
 
 ## Why is this bad?
 One bad batch is enough: a running average never forgets a NaN. Training may go on and look well (it uses the batch's
@@ -26,8 +27,8 @@ model = nn.Sequential(nn.Conv2d(3, 64, 3), bn.BatchNorm2d(64))  # a batch that i
 ```
 
 ## Fix safety
-Unsafe: the poisoned layers are reset and measured anew on the data that is given (`batchnorm.calibrate`); the others
-keep what they have. If parameters are not finite either, only an older checkpoint helps.
+Unsafe: the poisoned layers are reset and measured on the given data (`batchnorm.calibrate`); the others keep theirs. If
+parameters are not finite either (BN208), only an older checkpoint helps.
 
 ## References
 - pytorch/pytorch#1206
@@ -36,22 +37,23 @@ keep what they have. If parameters are not finite either, only an older checkpoi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.finite import is_mask, not_finite
+from batchnorm.doctor.remeasure import remeasure
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import Run
-from batchnorm.doctor.subject import Subject, measured
+from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.layers.batch import _Fast
-from batchnorm.nested import tensors_in
+from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import in_mode
-from batchnorm.records import Change, Finding, Report
+from batchnorm.records import Finding
 
 DATA = "look at how the data are made (0 / 0, the logarithm of 0, a missing value), and leave such samples out"
 LOOKS = 3  # batches that are not finite, of which one is looked for that the model does not take care of
@@ -62,7 +64,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     """Count what is no number, and what cannot be a variance."""
     bad = _bad_parameters(subject)
     for norm in subject.norms:
-        counts = _counts(norm.running_mean, norm.running_var)
+        counts = _counts(norm.running_mean, norm.running_var, norm.eps)
         if not any(counts.values()):
             continue
         lost = f"; {bad} values of parameters are not finite either" if bad else ""
@@ -124,7 +126,17 @@ def _not_finite(given: Any) -> tuple[int, int]:
 
 
 def _reached(subject: Subject, given: Any) -> str:
-    """The first BN layer, or else the outputs, that such values come to; nothing if the model keeps them out."""
+    """The first BN layer, or else the outputs, that such values reach; nothing if the model keeps them out.
+
+    Neither does it count where the same input with zeros in their place is not finite: parameters do that (BN208).
+    """
+    clean = fresh(given, lambda t: t.nan_to_num(0.0, 0.0, 0.0) if t.dtype.is_floating_point else t.clone())
+    known = _places(subject, clean)
+    return next((place for place in _places(subject, given) if place not in known), "")
+
+
+def _places(subject: Subject, given: Any) -> list[str]:
+    """The BN layers whose inputs are not finite, in the order of their calls; "the outputs" at last."""
     reached: list[str] = []
 
     def look(path: str, module: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
@@ -133,10 +145,10 @@ def _reached(subject: Subject, given: Any) -> str:
 
     with subject.looking(look, lambda module: isinstance(module, _BatchNorm)) as model:
         outputs = subject.run(in_mode(model, False), given)
-    return next(iter(reached), "the outputs" if _not_finite(outputs)[0] else "")
+    return [*reached, *(["the outputs"] if _not_finite(outputs)[0] else [])]
 
 
-def _counts(mean: Tensor | None, var: Tensor | None) -> dict[str, Any]:
+def _counts(mean: Tensor | None, var: Tensor | None, eps: float) -> dict[str, Any]:
     """How many channels are bad, in which way."""
     found: dict[str, Any] = {}
     for name, values in (("mean", mean), ("variance", var)):
@@ -145,7 +157,7 @@ def _counts(mean: Tensor | None, var: Tensor | None) -> dict[str, Any]:
         found[f"{name}_nan"] = int(values.isnan().sum())
         found[f"{name}_infinite"] = int(values.isinf().sum())
         if name == "variance":
-            found["variance_negative"] = int((values < 0).sum()) - int((values == -torch.inf).sum())
+            found["variance_negative"] = int((values.double() + eps <= 0).sum()) - int((values == -torch.inf).sum())
     return found
 
 
@@ -167,8 +179,7 @@ def _bad_parameters(subject: Subject) -> int:
         tensors: list[Tensor] = list(subject.model.parameters())
     else:
         tensors = [t for key, t in (subject.state or {}).items() if "running_" not in key]
-    real = [t for t in tensors if t.dtype.is_floating_point and not t.is_meta and t.layout is torch.strided]
-    return sum(int((~t.detach().isfinite()).sum()) for t in real)
+    return sum(sum(bad) for tensor in tensors if any(bad := not_finite(tensor)) and not is_mask(tensor))
 
 
 class _Watcher(Watcher):
@@ -184,7 +195,8 @@ class _Watcher(Watcher):
         if self.known is None:
             self.known = {path for path, layer in run.layers.items() if not _all_finite([layer])}
             for path in self.known:
-                counts = _counts(run.layers[path].running_mean, run.layers[path].running_var)
+                layer = run.layers[path]
+                counts = _counts(layer.running_mean, layer.running_var, layer.eps)
                 words = f"{_words(counts)}, from before the run began"
                 yield RULE.found(path, words, REPAIR, step=run.step, call=run.call, **counts)
 
@@ -208,7 +220,7 @@ class _Watcher(Watcher):
             )  # fmt: skip
             for path in bad:
                 first = "it was the first layer" if path == bad[0] else f"{bad[0]} was the first"
-                counts = _counts(order[path].running_mean, order[path].running_var)
+                counts = _counts(order[path].running_mean, order[path].running_var, order[path].eps)
                 yield RULE.found(
                     path,
                     f"{_words(counts)} since call {run.call} of the model: {cause}; {first}",
@@ -230,27 +242,7 @@ def _all_finite(layers: Any) -> bool:
     return all(bool(b.isfinite().all()) for b in buffers)
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
-    """Reset the poisoned layers and measure them anew; the others keep what they have."""
-    batches = patient.need("batches", RULE.code)
-    modules = dict(patient.model.named_modules(remove_duplicate=False))
-    wanted = {finding.path for finding in findings}
-    poisoned = {id(modules[path]) for path in wanted}
-    for path in wanted:
-        modules[path].reset_running_stats()
-    others = [m for m in patient.model.modules() if isinstance(m, _BatchNorm) and id(m) not in poisoned]
-    kept = [(t, t.detach().clone()) for layer in others for t in layer._buffers.values() if t is not None]
-    patient.model, done = measured(patient.model, batches, patient.forward)
-    with torch.no_grad():
-        for tensor, value in kept:
-            tensor.copy_(value)
-    changes = [change for change in done.report.changes if change.path in wanted]
-    changed = {change.path for change in changes}
-    changes += [Change(path, "running statistics", "poisoned", "0 and 1") for path in wanted - changed]
-    return Report(tuple(changes), {path: why for path, why in done.report.left.items() if path in wanted})
-
-
 RULE = Rule(
-    "BN203", "poisoned-statistics", "error", __doc__, look, ("tensors",), watch=_Watcher, fix=fix, safety="unsafe",
-    keeps=False,
+    "BN203", "poisoned-statistics", "error", __doc__, look, ("tensors",), watch=_Watcher, fix=remeasure,
+    safety="unsafe", keeps=False,
 )  # fmt: skip
