@@ -143,7 +143,7 @@ def test_train_inside_does_not_undo_our_switches(path):
 
 
 def test_other_layers_are_left_alone():
-    model = nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True), nn.Dropout(), nn.GroupNorm(1, 3)).eval()
+    model = nn.Sequential(nn.InstanceNorm2d(3), nn.Dropout(), nn.GroupNorm(1, 3)).eval()
     before = [dict(vars(m)) for m in model]
     for manager in (bn.no_update, bn.use_batch_statistics):
         with manager(model):
@@ -156,3 +156,54 @@ def test_gradients_flow_inside(path):
         layer(x).pow(3).sum().backward()
     assert layer.weight.grad.abs().sum() > 0
     assert x.grad.abs().sum() > 0
+
+
+class Ignoring(nn.BatchNorm2d):
+    """A norm whose own forward reads neither `track_running_stats` nor our switches."""
+
+    def forward(self, x):
+        args = (self.running_mean, self.running_var, self.weight, self.bias)
+        return nn.functional.batch_norm(x, *args, self.training)
+
+
+class IgnoringOurs(bn.BatchNorm2d):
+    forward = Ignoring.forward
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: Ignoring(3),
+        lambda: IgnoringOurs(3),
+        lambda: bn.convert(Ignoring(3), "sync")[0],
+        lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
+        lambda: bn.freeze(Ignoring(3))[0],
+    ],
+    ids=["own forward", "own forward, ours", "synchronised", "instance norm", "frozen"],
+)
+def test_norms_with_a_forward_of_their_own(layer, training):
+    torch.manual_seed(0)
+    layer = layer()
+    model = nn.Sequential(layer).train(training)
+    x = torch.randn(6, 3, 4, 4) * 3 + 2
+    before, hooks = {n: t.clone() for n, t in layer.named_buffers()}, len(layer._forward_hooks)
+    buffers = list(layer.buffers())
+    frozen = "Frozen" in type(layer).__name__
+    dims = (2, 3) if isinstance(layer, nn.InstanceNorm2d) else (0, 2, 3)
+    batch = (x - x.mean(dims, keepdim=True)) / (x.var(dims, correction=0, keepdim=True) + 1e-5).sqrt()
+    with bn.no_update(model), bn.no_update(model):
+        for _ in range(2):
+            y = model(x)
+    torch.testing.assert_close(y, batch if training and not frozen else x / (1 + 1e-5) ** 0.5, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(t, before[n]) for n, t in layer.named_buffers())
+    with pytest.raises((RuntimeError, ValueError)), bn.no_update(model):
+        model(x[:, :2])
+    with bn.use_batch_statistics(model):
+        torch.testing.assert_close(model(x), batch, rtol=1e-4, atol=1e-4)
+        assert training or all(torch.equal(t, before[n]) for n, t in layer.named_buffers())
+    moved = not all(torch.equal(t, before[n]) for n, t in layer.named_buffers())
+    assert moved is (training and not frozen)
+    assert all(a is b for a, b in zip(buffers, layer.buffers(), strict=True))
+    assert layer.training is training
+    assert len(layer._forward_hooks) == hooks

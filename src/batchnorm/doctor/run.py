@@ -21,6 +21,7 @@ from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.hooks import Hook, users_frame
 from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.foreign import Evaluating
 from batchnorm.layers.recompute import in_backward, updates_once
 from batchnorm.nested import tensors_in
 from batchnorm.optim import hook_steps
@@ -296,6 +297,8 @@ def uses(layer: _BatchNorm, training: bool | None = None) -> tuple[bool, bool]:
 
     It is asked of the mode that the layer is in, or of the one that ``training`` says.
     """
+    if isinstance(layer, Evaluating):
+        return False, False
     training = layer.training if training is None else training
     tracked = layer.running_mean is not None and layer.running_var is not None
     if isinstance(layer, _Fast):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.foreign import Evaluating, hold, is_foreign, keeps_statistics
 
 
 @contextmanager
@@ -24,14 +26,16 @@ def no_update(model: nn.Module) -> Iterator[nn.Module]:
     >>> layer.running_mean, int(layer.num_batches_tracked)
     (tensor([0., 0.]), 0)
 
-    It serves torch's own layers as well as ours: for a second forward pass on other data (a GAN's fake images, a
-    teacher, a gradient penalty).
+    It serves every layer that keeps statistics, torch's, ours and those of other libraries: for a second forward pass
+    on other data (a GAN's fake images, a teacher, a gradient penalty).
     """
 
-    def switches(layer: _BatchNorm) -> dict[str, Any]:
-        return {"update": False} if isinstance(layer, _Fast) else {"track_running_stats": False}
+    def switches(layer: nn.Module) -> dict[str, Any]:
+        if isinstance(layer, _Fast):
+            return {"update": False}
+        return {"track_running_stats": False} if isinstance(layer, _BatchNorm) else {}
 
-    with _turned(model, switches):
+    with turned(model, switches, held=lambda layer: True):
         yield model
 
 
@@ -47,31 +51,65 @@ def use_batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
     (True, False, tensor([0., 0.]))
     """
 
-    def switches(layer: _BatchNorm) -> dict[str, Any]:
-        if isinstance(layer, _Fast):
-            return {"statistics": "batch"}
-        return {} if layer.training else {"training": True, "track_running_stats": False}
+    def trains(layer: nn.Module) -> bool:
+        return layer.training and not isinstance(layer, Evaluating)
 
-    with _turned(model, switches):
+    def switches(layer: nn.Module) -> dict[str, Any]:
+        if isinstance(layer, _Fast) and not is_foreign(layer):
+            return {"statistics": "batch"}
+        return {} if trains(layer) else from_batch(layer)
+
+    with turned(model, switches, held=lambda layer: not trains(layer)):
         yield model
 
 
+def from_batch(layer: nn.Module) -> dict[str, Any]:
+    """Return the attributes with which a layer normalises by each batch; `turned` sets them, and holds its statistics.
+
+    >>> from batchnorm import BatchNorm1d
+    >>> from_batch(nn.BatchNorm1d(2)), from_batch(BatchNorm1d(2))
+    ({'training': True, 'track_running_stats': False}, {'statistics': 'batch', 'update': False})
+    """
+    if isinstance(layer, _Fast) and not is_foreign(layer):
+        return {"statistics": "batch", "update": False}
+    if isinstance(layer, Evaluating):
+        return {"_uses_batch": True}
+    return {"training": True, **({"track_running_stats": False} if isinstance(layer, _BatchNorm) else {})}
+
+
 @contextmanager
-def _turned(model: nn.Module, switches: Callable[[_BatchNorm], dict[str, Any]]) -> Iterator[None]:
-    """Set the attributes that ``switches`` names for each layer, and restore them, exceptions included."""
-    before: list[tuple[_BatchNorm, dict[str, Any]]] = []
-    try:
-        for layer in model.modules():
-            if isinstance(layer, _BatchNorm):
+def turned(
+    model: nn.Module, switches: Callable[[Any], dict[str, Any]], *, held: Callable[[nn.Module], bool]
+) -> Iterator[None]:
+    """Set the attributes that ``switches`` names for each layer with statistics, and restore them in the end.
+
+    >>> from batchnorm import BatchNorm1d
+    >>> layer = BatchNorm1d(2)
+    >>> with turned(layer, lambda layer: {"update": False}, held=lambda layer: False):
+    ...     layer.update
+    False
+
+    Whether such a layer listens to them is known of torch's classes and ours. The statistics of others are held besides
+    (see `batchnorm.layers.foreign.hold`) if ``held`` says so.
+    """
+    before: list[tuple[nn.Module, dict[str, Any]]] = []
+    with ExitStack() as stack:
+        try:
+            for layer in model.modules():
+                own = isinstance(layer, _BatchNorm) and not is_foreign(layer)
+                if not own and not isinstance(layer, _BatchNorm) and not keeps_statistics(layer):
+                    continue
+                if not own and not isinstance(layer, torch.jit.ScriptModule) and held(layer):
+                    stack.callback(hold(layer))
                 new = switches(layer)
                 before.append((layer, {name: getattr(layer, name) for name in new}))
                 for name, value in new.items():
                     setattr(layer, name, value)
-        yield
-    finally:
-        for layer, old in before:
-            for name, value in old.items():
-                setattr(layer, name, value)
+            yield
+        finally:
+            for layer, old in before:
+                for name, value in old.items():
+                    setattr(layer, name, value)
 
 
 class Switches(nn.Module):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase, _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
+from batchnorm.layers.foreign import Evaluating, evaluating, is_foreign, keeps_statistics, statistics_of
 from batchnorm.layers.frozen import FrozenBatchNorm
 from batchnorm.records import Change, Report
 from batchnorm.transforms.follow import Optimizers as Optimizers
@@ -21,6 +23,7 @@ from batchnorm.transforms.follow import check_optimizers as check_optimizers
 from batchnorm.transforms.follow import copied_with as copied_with
 from batchnorm.transforms.follow import copy_model as copy_model
 from batchnorm.transforms.left_behind import left_behind
+from batchnorm.transforms.synchronise import alike, prepared, trial_shapes
 
 Modules = Iterable["str | nn.Module"] | str | nn.Module | None
 
@@ -35,6 +38,9 @@ _OURS: dict[type[nn.Module], type[_Fast]] = {
 }
 _BY_DIMENSIONS: dict[int, type[_Fast]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: BatchNorm2d, 5: BatchNorm3d}
 _MEMORY = "_before_freeze"
+_BLIND = "it has no running statistics to normalise with"
+_ALREADY = "frozen already"
+_SCRIPTED = "freeze it before torch.jit.script"
 
 
 def freeze(
@@ -56,32 +62,45 @@ learn True -> False
     (0, False)
 
     A frozen layer normalises with its running statistics, updates nothing, and its gamma and beta do not learn, also
-    after ``train()``. Its class stays, with an activation or whatever else it does; only torch's own layers, which
-    cannot survive ``train()``, become ours. Names in the ``state_dict`` stay as they are. `unfreeze` puts back what
-    was. Layers without running statistics, and subclasses of torch's layers, are left alone, and the report says why.
+    after ``train()``. Every layer that keeps statistics of batches is frozen, of whatever library: torch's own BN
+    layers become ours, which have the switches for this; a layer of another class becomes a subclass of its class whose
+    forward runs as in evaluation, while the dropout and the activation inside it go on as before. `unfreeze` restores
+    what was, and names in the ``state_dict`` stay. Layers without running statistics are left alone, with the reason in
+    the report. A layer that keeps statistics and cannot be frozen raises, and nothing has changed.
 
     ``modules``: names of layers or of what contains them, or the modules themselves; None is the whole model.
-    ``optimizer``: one or several, made for ``model``; they go over to the copy with their groups and their state.
-    Gradients of gamma and beta that are left over are dropped, so that momentum and weight decay do not move them
+    ``optimizer``: one or several, made for ``model``; they follow to the copy with their groups and state. Gradients
+    of gamma and beta that are left over are dropped, so that momentum and weight decay do not move them
     either: torch's optimisers skip a parameter that has no gradient.
     ``inplace``: change the model itself, and return it with the report.
     """
-    target, chosen = _begin(model, modules, optimizer, inplace, "freeze")
-    changes: list[Change] = []
+    target, chosen, follow = _begin(model, modules, optimizer, inplace, "freeze")
     left: dict[str, str] = {}
-    layers: list[tuple[str, _BatchNorm]] = []
+    stuck = {path: why for path, why in scripted_norms(target, _SCRIPTED).items() if _covers(chosen, path)}
+    layers: list[tuple[str, nn.Module]] = []
     for path, module, first in _named(target, chosen):
         reason = f"the same layer as {first!r}" if first is not None else _why_not(module)
         if reason:
             left[path] = reason
-        elif isinstance(module, _BatchNorm):
+        elif why := _unfit(module):
+            stuck[path] = f"{type(module).__name__}: {why}"
+        else:
             layers.append((path, module))
+    if stuck:
+        raise _none(stuck, "cannot be frozen", "freeze the others with modules=, or each of these in its own way")
+    if not layers and any(why == _BLIND for why in left.values()) and _ALREADY not in left.values():
+        blind = {path: why for path, why in left.items() if why == _BLIND}
+        raise _none(blind, "cannot be frozen", "give a model with running statistics (track_running_stats=True)")
     # Look at all of them before any changes: layers may share a gamma.
     memories = [_remember(layer) for _, layer in layers]
+    untried = [layer for _, layer in layers if not _has_switches(layer) and _tried(layer) is None]
+    changes: list[Change] = []
     for (path, layer), memory in zip(layers, memories, strict=True):
-        setattr(layer, _MEMORY, memory)
+        vars(layer)[_MEMORY] = memory
         changes += _freeze(path, layer, memory)
-    left |= scripted_norms(target, "freeze it before torch.jit.script")
+    for layer in untried:  # every call checks that its statistics stay
+        vars(layer)["_checked"] = True
+    follow()
     left_behind(model, target, "freeze", inplace=True)
     return target, Report(tuple(changes), left)
 
@@ -103,7 +122,9 @@ def unfreeze(
 
     Class and switches become what they were. A layer that was built as a `FrozenBatchNorm` becomes a BatchNorm1d, 2d
     or 3d after the input it saw last; one that saw none needs ``dimensions``, those of an input (4 for images). Its
-    gamma and beta become new parameters, which the report names: give them to an optimiser.
+    gamma and beta become new parameters, which the report names: give them to an optimizer. A layer that was frozen in
+    another way (by its switches, or a frozen class of another library) is left alone, and if nothing else is frozen
+    that raises.
     """
     if dimensions is not None and dimensions not in _BY_DIMENSIONS:
         raise BatchNormError(f"dimensions is {dimensions!r}", where="unfreeze", do="use those of an input: 2 to 5")
@@ -112,22 +133,28 @@ def unfreeze(
     for path, module, first in _named(model, _choose(model, modules, "unfreeze")):
         if type(module) is FrozenBatchNorm and first is None and not hasattr(module, _MEMORY):
             _class_of(module, dimensions, path)
-    target, chosen = _begin(model, modules, optimizer, inplace, "unfreeze")
+    target, chosen, follow = _begin(model, modules, optimizer, inplace, "unfreeze")
     changes: list[Change] = []
     left: dict[str, str] = {}
+    otherwise: dict[str, str] = {}
     for path, module, first in _named(target, chosen):
         if first is not None:
             left[path] = f"the same layer as {first!r}"
         elif hasattr(module, _MEMORY):
-            assert isinstance(module, _Fast)
             changes += _restore(path, module)
         elif type(module) is FrozenBatchNorm:
             changes += _thaw(path, module, dimensions)
-        elif isinstance(module, _BatchNorm):
-            by_hand = isinstance(module, _Fast) and is_frozen(module)
-            left[path] = "frozen by its switches, not by freeze: set them" if by_hand else "not frozen"
+        elif is_frozen(module):
+            otherwise[path] = "frozen by its switches, not by freeze: set them"
+        elif _is_constant(module):
+            otherwise[path] = f"a {type(module).__name__} was built with constants, not frozen by freeze: replace it"
+        elif isinstance(module, _BatchNorm) or keeps_statistics(module):
+            left[path] = "not frozen"
+    if otherwise and not changes:
+        raise BatchNormError(f"nothing was unfrozen ({few_of(otherwise)})", where="unfreeze", do="see each reason")
+    follow()
     left_behind(model, target, "unfreeze", inplace=True)
-    return target, Report(tuple(changes), left)
+    return target, Report(tuple(changes), left | otherwise)
 
 
 def is_frozen(layer: nn.Module) -> bool:
@@ -136,17 +163,22 @@ def is_frozen(layer: nn.Module) -> bool:
     >>> is_frozen(FrozenBatchNorm(3)), is_frozen(BatchNorm1d(3).eval())
     (True, False)
     """
+    if isinstance(layer, Evaluating):
+        return True
     return isinstance(layer, _Fast) and layer.statistics == "running" and layer.update is False
 
 
 def _begin(
     model: nn.Module, modules: Modules, optimizer: Optimizers, inplace: bool, where: str
-) -> tuple[nn.Module, tuple[str, ...] | None]:
-    """Check the arguments, then make the copy that may be changed."""
+) -> tuple[nn.Module, tuple[str, ...] | None, Callable[[], None]]:
+    """Check the arguments; return what may be changed, the chosen paths, and what lets the optimizers follow."""
     check_changeable(model, where, inplace=inplace)
     chosen = _choose(model, modules, where)
     optimizers = check_optimizers(model, optimizer, where)
-    return (model if inplace else copy_model(model, optimizers)), chosen
+    if inplace:
+        return model, chosen, lambda: None
+    target, moved = copied_with(model)
+    return target, chosen, lambda: carry_over(optimizers, moved)
 
 
 def _choose(model: nn.Module, modules: Modules, where: str) -> tuple[str, ...] | None:
@@ -167,76 +199,182 @@ def _choose(model: nn.Module, modules: Modules, where: str) -> tuple[str, ...] |
     return tuple(chosen)
 
 
+def _covers(chosen: tuple[str, ...] | None, path: str) -> bool:
+    return chosen is None or any(path == c or not c or path.startswith(c + ".") for c in chosen)
+
+
 def _named(model: nn.Module, chosen: tuple[str, ...] | None) -> Iterator[tuple[str, nn.Module, str | None]]:
     """Yield the normalising modules chosen: path, module, and, of one met before, the path where it was met."""
     met: dict[nn.Module, str] = {}
     for path, module in model.named_modules(remove_duplicate=False):
-        if chosen is not None and not any(path == c or not c or path.startswith(c + ".") for c in chosen):
+        if isinstance(module, torch.jit.ScriptModule) or not _covers(chosen, path):
             continue
         leaf = next(module.children(), None) is None
-        if isinstance(module, _BatchNorm) or (leaf and "norm" in type(module).__name__.lower()):
+        if (
+            isinstance(module, _BatchNorm)
+            or keeps_statistics(module)
+            or (leaf and "norm" in type(module).__name__.lower())
+        ):
             yield path, module, met.get(module)
             met.setdefault(module, path)
 
 
-def _why_not(module: nn.Module) -> str | None:
-    """Say why a layer cannot be frozen, or None."""
+def _why_not(module: nn.Module) -> str:
+    """Say why there is nothing to freeze about a layer; empty if there is."""
+    if hasattr(module, _MEMORY) or _is_constant(module):
+        return _ALREADY
+    if keeps_statistics(module) or (isinstance(module, _LazyNormBase) and is_lazy(module._buffers.get("running_mean"))):  # type: ignore[arg-type]
+        return ""
     name = type(module).__name__
-    if not isinstance(module, _BatchNorm):
-        return f"{'an' if name[0] in 'AEIOR' else 'a'} {name} is no batch normalisation"
-    if any(tensor is not None and is_lazy(tensor) for tensor in module._parameters.values()):
-        return "not initialised yet: run the model once"
-    if module.running_mean is None or module.running_var is None:
-        return "it has no running statistics to normalise with"
-    if hasattr(module, _MEMORY) or type(module) is FrozenBatchNorm:
-        return "frozen already"
-    if is_parametrized(module):
-        return "its parameters are computed from others (parametrised)"
-    if not isinstance(module, _Fast) and type(module) not in _OURS:
-        return f"{name} is a subclass of torch's layer, and may compute something else: freeze it in its own way"
+    if isinstance(module, _BatchNorm):
+        return _BLIND
+    return f"{'an' if name[0] in 'AEIOR' else 'a'} {name} is no batch normalisation"
+
+
+def cannot_freeze(layer: nn.Module) -> str:
+    """Return why `freeze` would leave a layer alone or refuse it; empty if it can freeze it.
+
+    >>> cannot_freeze(nn.BatchNorm1d(2)), cannot_freeze(nn.BatchNorm1d(2, track_running_stats=False))
+    ('', 'it has no running statistics to normalise with')
+    """
+    return _why_not(layer) or _unfit(layer)
+
+
+def _is_constant(module: nn.Module) -> bool:
+    """Whether a layer was built with constants: the frozen classes of torchvision, timm, detectors, and ours."""
+    if type(module) is FrozenBatchNorm:
+        return True
+    own = module._buffers
+    built = "frozen" in type(module).__name__.lower() and not isinstance(module, (_NormBase, Evaluating))
+    return built and "weight" in own and "bias" in own and keeps_statistics(module)
+
+
+def _unfit(layer: nn.Module) -> str:
+    """Say why a layer that keeps statistics cannot be frozen; empty if it can."""
+    if any(is_lazy(t) for t in (*layer._parameters.values(), *layer._buffers.values()) if t is not None):
+        return "not initialised yet: run the model once first"
+    if "forward" in vars(layer):
+        return "its forward was replaced on the object, and no class reaches it"
+    return "" if _has_switches(layer) else _tried(layer) or ""
+
+
+def _has_switches(layer: nn.Module) -> bool:
+    """Whether our switches alone freeze a layer: one of ours, or of exactly torch's class."""
+    return type(layer) in _OURS or (isinstance(layer, _Fast) and not is_foreign(layer))
+
+
+def _tried(layer: nn.Module) -> str | None:
+    """Try a layer of another class as it would be frozen, on a small batch in float64; say what goes wrong.
+
+    None if it cannot be called so.
+    """
+    channels = next(t.shape[-1] for t in statistics_of(layer).values() if t.dim())
+    shapes = trial_shapes(layer) if isinstance(layer, _BatchNorm) else ((3, 3), (3,), (2, 2, 2), ())
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for shape in shapes:
+            try:
+                was, twin = prepared(layer), prepared(layer)
+                _switch_off(twin)
+                x = torch.randn(8, channels, *shape, dtype=torch.float64, device=next(layer.buffers()).device)
+                expected = was.eval()(x.clone())
+                before = [t.clone() for t in statistics_of(twin).values()]
+                same = alike(twin(x.clone()), expected)
+            except BatchNormError as error:
+                return error.problem
+            except Exception:  # it wants other arguments
+                continue
+            if not all(torch.equal(a, b) for a, b in zip(before, statistics_of(twin).values(), strict=True)):
+                return "its statistics move in evaluation, too"
+            return "" if same else "in evaluation it does something else than its class"
     return None
 
 
-def _remember(layer: _BatchNorm) -> dict[str, Any]:
-    switches = {name: getattr(layer, name, getattr(_Fast, name)) for name in ("statistics", "update")}
-    learning = {name: p.requires_grad for name in ("weight", "bias") if (p := getattr(layer, name)) is not None}
-    return {"class": type(layer), "switches": switches, "learning": learning}
+def _none(reasons: dict[str, str], what: str, do: str) -> BatchNormError:
+    number = f"{len(reasons)} layer{'s' * (len(reasons) != 1)} that normalise{'s' * (len(reasons) == 1)}"
+    return BatchNormError(f"{number} {what} ({few_of(reasons)})", where="freeze", do=do)
 
 
-def _freeze(path: str, layer: _BatchNorm, memory: dict[str, Any]) -> Iterator[Change]:
-    if not isinstance(layer, _Fast):
-        new = _OURS[type(layer)]
-        yield Change(path, "class", _name(type(layer)), _name(new))
-        layer.__class__ = new
-    assert isinstance(layer, _Fast)
+def few_of(reasons: dict[str, str], most: int = 4) -> str:
+    """Join some of the reasons, each with its path, and say how many more there are.
+
+    >>> few_of({"a": "lazy", "": "scripted"}), few_of({"a": "lazy", "b": "lazy"}, 1)
+    ('a: lazy; the model: scripted', 'a: lazy; and 1 more')
+    """
+    shown = [f"{path or 'the model'}: {reason}" for path, reason in list(reasons.items())[:most]]
+    return "; ".join(shown + [f"and {len(reasons) - most} more"] * (len(reasons) > most))
+
+
+def _learned(layer: nn.Module) -> dict[str, nn.Parameter]:
+    """Return gamma, beta and what else the normalisation itself learns, or is computed from, by name."""
+    found = {name: p for name in ("weight", "bias") if isinstance(p := getattr(layer, name, None), nn.Parameter)}
+    channels = next((t.numel() for t in statistics_of(layer).values() if t.dim()), 0)
+    found |= {name: p for name, p in layer._parameters.items() if p is not None and p.numel() == channels}
+    if is_parametrized(layer):
+        found |= {name: p for name, p in layer.named_parameters() if name.startswith("parametrizations.")}
+    return found
+
+
+def _remember(layer: nn.Module) -> dict[str, Any]:
+    switches = {} if not _has_switches(layer) and not isinstance(layer, _Fast) else {
+        name: getattr(layer, name, getattr(_Fast, name)) for name in ("statistics", "update")
+    }  # fmt: skip
+    learning = {name: p.requires_grad for name, p in _learned(layer).items()}
+    before = type(layer) if type(layer) in _OURS else None
+    absent = [name for name in switches if name not in vars(layer)]
+    return {"class": before, "switches": switches, "absent": absent, "learning": learning}
+
+
+def _switch_off(layer: nn.Module) -> None:
+    """Let a layer use its running statistics, and update nothing."""
+    if not _has_switches(layer):
+        layer.__class__ = evaluating(type(layer))
+    elif type(layer) in _OURS:
+        layer.__class__ = _OURS[type(layer)]
+    if isinstance(layer, _Fast):
+        layer.statistics, layer.update = "running", False
+
+
+def _freeze(path: str, layer: nn.Module, memory: dict[str, Any]) -> Iterator[Change]:
+    old = type(layer)
+    _switch_off(layer)
+    if old in _OURS:
+        yield Change(path, "class", _name(old), _name(type(layer)))
     for name, value in (("statistics", "running"), ("update", False)):
-        if memory["switches"][name] != value:
-            yield Change(path, name, memory["switches"][name], value)
-        setattr(layer, name, value)
+        before = memory["switches"].get(name, getattr(_Fast, name))
+        if before != value:
+            yield Change(path, name, before, value)
     if any(memory["learning"].values()):
         yield Change(path, "learn", True, False)
-    for name in memory["learning"]:
-        parameter = getattr(layer, name)
+    for parameter in _learned(layer).values():
         parameter.requires_grad_(False)
         parameter.grad = None
 
 
-def _restore(path: str, layer: _Fast) -> Iterator[Change]:
+def _restore(path: str, layer: nn.Module) -> Iterator[Change]:
     memory = getattr(layer, _MEMORY)
-    learned = layer.learn
+    learned = any(p.requires_grad for p in _learned(layer).values())
+    by_class = isinstance(layer, Evaluating)
     for name, value in memory["switches"].items():
         if getattr(layer, name) != value:
             yield Change(path, name, getattr(layer, name), value)
         setattr(layer, name, value)
+    if by_class and not memory["switches"]:
+        yield Change(path, "statistics", "running", _Fast.statistics)
+        yield Change(path, "update", False, _Fast.update)
     for name, learns in memory["learning"].items():
-        getattr(layer, name).requires_grad_(learns)
+        _learned(layer)[name].requires_grad_(learns)
     if any(memory["learning"].values()) != learned:
         yield Change(path, "learn", learned, not learned)
-    if memory["class"] is not type(layer):
+    if isinstance(layer, Evaluating):
+        layer.__class__ = layer._before_frozen  # type: ignore[assignment]
+        vars(layer).pop("_checked", None)
+    elif memory["class"] is not None:
         yield Change(path, "class", _name(type(layer)), _name(memory["class"]))
-        for name in (*memory["switches"], "seen"):  # a torch layer has none of them
-            layer.__dict__.pop(name, None)
+        vars(layer).pop("seen", None)
         layer.__class__ = memory["class"]
+    for name in memory.get("absent", ()):
+        vars(layer).pop(name, None)
     delattr(layer, _MEMORY)
 
 

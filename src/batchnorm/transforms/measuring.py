@@ -18,7 +18,7 @@ from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
-from batchnorm.layers.switches import _turned
+from batchnorm.layers.switches import from_batch, turned
 from batchnorm.records import Change, Report, _plain
 from batchnorm.transforms.follow import scripted_norms
 from batchnorm.transforms.freeze import is_frozen
@@ -88,16 +88,11 @@ def observing(model: nn.Module, seen: Mapping[_BatchNorm, Tally]) -> Iterator[li
 
     model.eval()
     with ExitStack() as stack:
-        stack.enter_context(_turned(model, lambda layer: _switches(layer) if layer in seen else {}))
+        inspected = seen.__contains__
+        stack.enter_context(turned(model, lambda layer: from_batch(layer) if layer in seen else {}, held=inspected))
         for layer in seen:
             stack.callback(layer.register_forward_pre_hook(look, with_kwargs=True).remove)
         yield active
-
-
-def _switches(layer: _BatchNorm) -> dict[str, Any]:
-    if isinstance(layer, _Fast):
-        return {"statistics": "batch", "update": False}
-    return {"training": True, "track_running_stats": False}
 
 
 class State:

@@ -229,17 +229,15 @@ def trial_batch(layer: _BatchNorm, shape: tuple[int, ...]) -> Tensor:
     return torch.randn(8, layer.num_features, *shape, dtype=torch.float64, device=device)
 
 
-def prepared(layer: _BatchNorm) -> Any:
+def prepared(layer: nn.Module) -> Any:
     """Return a copy to try things on: in float64, in training mode, without hooks, and without chance.
 
     >>> prepared(nn.BatchNorm1d(3).eval()).training
     True
     """
-    twin = copy.deepcopy(layer).train().double()
-    for module in twin.modules():
-        for name, held in vars(module).items():
-            if "_hooks" in name and isinstance(held, dict):
-                held.clear()
+    hooks = (held for m in layer.modules() for name, held in vars(m).items() if "_hooks" in name)
+    without = {id(held): type(held)() for held in hooks if isinstance(held, dict)}  # what hooks hold is not copied
+    twin = copy.deepcopy(layer, without).train().double()
     for child in twin.children():  # what drops at random would differ from run to run
         child.eval()
     return twin

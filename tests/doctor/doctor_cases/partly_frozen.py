@@ -110,7 +110,6 @@ SICK = {
     "eval() and no gradients": lambda: in_eval(learn=False),
     "eval() of ours": lambda: {"model": nn.Sequential(nn.Linear(2, 2), bn.BatchNorm1d(2).eval())},
 }
-NO_FIX = ("a subclass",)
 HEALTHY = {
     "all learns": lambda: {"model": Net()},
     "freeze": with_freeze,

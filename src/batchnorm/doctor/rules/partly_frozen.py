@@ -31,7 +31,7 @@ model, report = bn.freeze(model, "backbone")  # survives train()
 ## Fix safety
 Safe for a layer that is in evaluation mode now: it keeps doing what it does, also after ``train()``, and gamma and beta
 learn as before. Unsafe for a layer that normalises with the batch now: frozen, it uses its running statistics, which
-changes training. Both go through `batchnorm.freeze`, which leaves subclasses of torch's layers alone.
+changes training. Both go through `batchnorm.freeze`.
 
 ## References
 - pytorch/pytorch#86590
@@ -55,7 +55,7 @@ from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.preserve import untouched
 from batchnorm.records import Finding, Report
-from batchnorm.transforms.freeze import _why_not, freeze
+from batchnorm.transforms.freeze import cannot_freeze, freeze
 
 _REPAIR = "bn.freeze(model, modules) freezes statistics, gamma and beta, and survives train()"
 ON = "call model.train() after the validation; bn.freeze(model, modules) if the statistics are to stand still"
@@ -74,7 +74,7 @@ def look(subject: Subject) -> Iterator[Finding]:
         model.train()
         after = {path: layer.training for path, layer in subject.layers}
     for path, layer in subject.layers:
-        fix = None if _why_not(layer) is None else "none"
+        fix = "none" if cannot_freeze(layer) else None
         if not modes[path]:
             tracked = layer.running_mean is not None
             if after[path] and tracked and uses(layer, training=True)[0]:
