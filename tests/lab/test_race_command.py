@@ -15,7 +15,20 @@ from batchnorm.records import RecordFile, read
 
 app = typer.Typer()
 app.command()(race)
-SMALL = ["--steps", "4", "--every", "2", "--seeds", "1", "--rates", "0.1,0.2", "--batch-size", "8"]
+SMALL = [
+    "--network",
+    "inception",
+    "--steps",
+    "4",
+    "--every",
+    "2",
+    "--seeds",
+    "1",
+    "--rates",
+    "0.1,0.2",
+    "--batch-size",
+    "8",
+]
 
 
 def invoke(*arguments, report="--no-report"):

@@ -5,6 +5,8 @@ import importlib
 
 import pytest
 
+from batchnorm.lab.depth.arms import Settings
+from batchnorm.lab.depth.outcome import Outcome
 from batchnorm.lab.options import Options
 from batchnorm.lab.summary import Lane, Result, Steps, summarise
 from batchnorm.lab.variants import named
@@ -14,6 +16,13 @@ MODULES = (
     "curves",
     "data.digits",
     "demo",
+    "depth.arms",
+    "depth.claims",
+    "depth.outcome",
+    "depth.present",
+    "depth.progress",
+    "depth.run",
+    "depth.store",
     "ensemble",
     "heat",
     "networks.folded",
@@ -35,7 +44,9 @@ MODULES = (
 NAMES = {
     "Lane": Lane,
     "Options": Options,
+    "Outcome": Outcome,
     "Result": Result,
+    "Settings": Settings,
     "Steps": Steps,
     "named": named,
     "summarise": summarise,

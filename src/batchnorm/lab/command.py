@@ -4,49 +4,65 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from batchnorm import interrupts
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
-from batchnorm.lab.options import INITS, RATES, Options, parse_rates
+from batchnorm.lab.depth.arms import DEPTHS, Settings, parse_depths
+from batchnorm.lab.options import INITS, Options, parse_rates
 from batchnorm.report.command import announce
 from batchnorm.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from batchnorm.lab.summary import Result
     from batchnorm.records import RecordFile
 
-DEFAULTS = Options()
 FOLDER, PAGE, SIGNAL = Path("batchnorm-race"), "report.html", "signal.jsonl"
+NETWORKS = ("residual", "inception")
 
 
 def race(
+    network: Annotated[
+        str, typer.Option(help="residual: networks of several depths. inception: one small Inception.")
+    ] = NETWORKS[0],
+    model: Annotated[
+        str, typer.Option(help="Race your own network instead: file.py:factory or package.module:factory.")
+    ] = "",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="With --model: labelled data; .npy, .npz, .pt, .safetensors, a folder of them, or file.py:factory."
+        ),
+    ] = "",
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Fresh seeds of every arm; 3 can just give a verdict. By default 5, inception 3."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Training steps of every network. By default 1500, inception 800, --model 500.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Examples per step; BN takes its statistics from these.")] = 32,
+    every: Annotated[
+        int | None,
+        typer.Option(help="Steps between validations: the resolution of step counts. By default 10, inception 20."),
+    ] = None,
+    rates: Annotated[
+        str, typer.Option(help="The learning rates from which the best is chosen.", metavar="R,R,...")
+    ] = "",
+    depths: Annotated[
+        str,
+        typer.Option(
+            help=f"Residual blocks of the networks; by default {','.join(map(str, DEPTHS))}.", metavar="N,N,..."
+        ),
+    ] = "",
     init: Annotated[
         str,
-        typer.Option(help=f"How weights begin: {', '.join(INITS)}. A weaker start shows more of what BN buys."),
-    ] = DEFAULTS.init,
-    seeds: Annotated[
-        int,
-        typer.Option(help="Networks per variant and learning rate; 3 can just give a verdict, more give a firmer one."),
-    ] = DEFAULTS.seeds,
-    steps: Annotated[
-        int,
-        typer.Option(help="Training steps of every network; a longer race gives the baseline a higher best."),
-    ] = DEFAULTS.steps,
-    batch_size: Annotated[
-        int, typer.Option(help="Images per step; BN takes its statistics from these.")
-    ] = DEFAULTS.batch_size,
-    every: Annotated[
-        int, typer.Option(help="Steps between validations: the resolution of all step counts.")
-    ] = DEFAULTS.every,
-    rates: Annotated[
-        str, typer.Option(help="The learning rates from which the baseline gets its best.", metavar="R,R,...")
-    ] = ",".join(map(str, RATES)),
+        typer.Option(help=f"With --network inception: how weights begin, {', '.join(INITS)}; by default xavier."),
+    ] = "",
     json: Annotated[
         Path | None, typer.Option(help="Also write every curve and figure to this file.", metavar="OUT")
     ] = None,
@@ -61,19 +77,41 @@ def race(
     ] = True,
     open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Train one small Inception network with and without Batch Normalization, and count the steps.
+    """Train networks with and without Batch Normalization, and count the steps to the same accuracy.
 
-    Figures 2 and 3 of the paper (Ioffe & Szegedy, 2015) on 1,797 handwritten digits that ship here: first
-    without BN at its own best learning rate, then with BN at 1, 5 and 30 times that rate, then with sigmoids.
+    Figures 2 and 3 of the paper (Ioffe & Szegedy, 2015) on 1,797 handwritten digits that ship here: residual
+    networks of 2 to 18 blocks, without BN at their own best learning rate, and with BN at 1, 5 and 30 times that
+    rate; beside them SkipInit, gradient clipping and sigmoids. The answer at 10 blocks comes first.
 
-    Then the signal is recorded, what four layers of sigmoids are given without BN and with it, and all of it
-    drawn on one page, report.html.
+    Then the signal is recorded, what four layers are given without BN and with it, and all of it drawn on one
+    page, report.html.
 
-    It takes a minute or two. Ctrl-C ends it early and keeps the variants that are done.
+    Examples:
+
+      batchnorm race --open
+
+      batchnorm race --network inception --init small-gaussian
+
+      batchnorm race --model net.py:make --data train.npz --rates 0.01,0.03,0.1,0.3
+
+    It takes a minute or two. Ctrl-C ends it early and keeps what is done.
     """
-    options = Options(init, seeds, steps, batch_size, every, parse_rates(rates))
+    if network not in NETWORKS:
+        raise BatchNormError(f"--network is {network!r}", do=f"choose one of {', '.join(NETWORKS)}")
+    check_belongs("--init", init, network == "inception" and not model, "--network inception")
+    check_belongs("--depths", depths, network == "residual" and not model, "--network residual")
+    check_belongs("--data", data, bool(model), "--model")
+    if model and not data:
+        raise BatchNormError("--model needs data to train on", do="add --data train.npz, or --data file.py:factory")
     if threads < 0:
         raise BatchNormError(f"--threads is {threads}", do="give a whole number, or 0 for torch's choice")
+    given: dict[str, Any] = {"seeds": seeds, "steps": steps, "batch_size": batch_size, "every": every}
+    given |= {"rates": parse_rates(rates) if rates else None, "init": init or None}
+    given["depths"] = parse_depths(depths) if depths else None
+    chosen = {name: value for name, value in given.items() if value is not None}
+    inception = network == "inception" and not model
+    options = Options(**chosen) if inception else None
+    settings = None if inception or model else Settings(**chosen)
     if json is not None:
         check_target("--json", json)
     if report:
@@ -82,31 +120,76 @@ def race(
     import torch
     from rich.console import Console
 
+    console = Console(highlight=False)
+    threads = threads or torch.get_num_threads()
+    if options is not None:
+        records = race_inception(options, threads, console)
+    else:
+        assert settings is not None
+        records = race_residual(settings, threads, console)
+    if json is not None:
+        say(f"Every curve is in {records.write(json)}.")
+    interrupted = bool(records.summary["interrupted"])
+    if report and records.measurements:
+        interrupted = write_race(records, out, console, open)
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def race_residual(settings: Settings, threads: int, console: Console) -> RecordFile:
+    """Race the residual networks, print the answer as soon as it is known and the rest at the end.
+
+    >>> race_residual(Settings(), threads=2, console=Console())  # doctest: +SKIP
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from batchnorm.lab.depth.outcome import Outcome
+    from batchnorm.lab.depth.present import answer, rest
+    from batchnorm.lab.depth.progress import watching
+    from batchnorm.lab.depth.run import planned, run
+    from batchnorm.lab.depth.store import to_records
+
+    unicode = console.encoding.startswith("utf")
+    answered = []
+
+    def show(outcome: Outcome) -> None:
+        answered.append(outcome)
+        for line in answer(outcome, unicode=unicode):
+            console.print(Text(line), soft_wrap=True)
+
+    seen = console if console.is_terminal else Console(stderr=True, highlight=False)  # the answer comes first
+    with watching(seen, settings.steps, planned(settings)) as watch:
+        outcome = run(settings, threads=threads, watch=watch, answer=show)
+    if not answered:
+        show(outcome)
+    console.print(rest(outcome, unicode=unicode))
+    return to_records(outcome, threads)
+
+
+def race_inception(options: Options, threads: int, console: Console) -> RecordFile:
+    """Race the small Inception and print its tables.
+
+    >>> race_inception(Options(), threads=2, console=Console())  # doctest: +SKIP
+    """
     from batchnorm.lab.present import report as drawn
     from batchnorm.lab.progress import watching
     from batchnorm.lab.race import run
     from batchnorm.lab.store import to_records
     from batchnorm.lab.summary import summarise
 
-    console = Console(highlight=False)
-    threads = threads or torch.get_num_threads()
-    with watching(console, steps) as watch:
+    with watching(console, options.steps) as watch:
         result = run(options, threads=threads, watch=watch)
     console.print(drawn(summarise(result), unicode=console.encoding.startswith("utf")))
-    records = to_records(result, threads)
-    if json is not None:
-        written = records.write(json)
-        say(f"Every curve is in {written}.")
-    if report and result.lanes:
-        result = write_race(records, result, out, console, open)
-    if result.interrupted:
-        raise typer.Exit(130)
+    return to_records(result, threads)
 
 
-def write_race(records: RecordFile, result: Result, out: Path, console: Console, open: bool) -> Result:
+def write_race(records: RecordFile, out: Path, console: Console, open: bool) -> bool:
     """Write the records of a race, record the signal unless it was interrupted, and write the page of both.
 
-    >>> write_race(records, result, Path("batchnorm-race"), Console(), open=False)  # doctest: +SKIP
+    Returns whether an interrupt ended any of it.
+
+    >>> write_race(records, Path("batchnorm-race"), Console(), open=False)  # doctest: +SKIP
     The page is batchnorm-race/report.html
     """
     from batchnorm.lab.demo import recorded
@@ -115,15 +198,27 @@ def write_race(records: RecordFile, result: Result, out: Path, console: Console,
     from batchnorm.report.page import write_page
 
     records.write(out / "race.json")
-    runs = [Run("race", records)]
-    if not result.interrupted:
+    runs, interrupted = [Run("race", records)], bool(records.summary["interrupted"])
+    if not interrupted:
         try:
             # A short race is one to try things out: its signal is as short.
-            signal = recorded(Recipe(steps=min(Recipe().steps, result.options.steps)), console)
+            steps = (records.configuration.get("settings") or records.configuration["options"])["steps"]
+            signal = recorded(replace(Recipe(), steps=min(Recipe().steps, steps)), console)
             write(signal, out / SIGNAL)
             runs.append(Run("signal", signal))
         except KeyboardInterrupt:
             interrupts.accept()
-            result = replace(result, interrupted=True)
+            interrupted = True
     announce(write_page(runs, out / PAGE), open)
-    return result
+    return interrupted
+
+
+def check_belongs(option: str, value: str, fits: bool, what: str) -> None:
+    """Refuse an option that another race has.
+
+    >>> check_belongs("--init", "he", False, "--network inception")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: --init is an option of --network inception; add it, or leave this out
+    """
+    if value and not fits:
+        raise BatchNormError(f"{option} is an option of {what}", do="add it, or leave this out")

@@ -74,6 +74,8 @@ class Crew:
         members: Sequence[Member],
         train_part: TrainPart,
         watch: Callable[[Progress], None] | None = None,
+        *,
+        largest: int = LARGEST_PART,
     ) -> Heat:
         """Begin a stack; ``watch`` sees the mean step of its networks and the best accuracy of any."""
         heat = Heat(members)
@@ -97,7 +99,7 @@ class Crew:
                 self.stop.set()
                 raise
 
-        heat.parts = [self.pool.submit(run, index, part) for index, part in enumerate(even_parts(members))]
+        heat.parts = [self.pool.submit(run, index, part) for index, part in enumerate(even_parts(members, largest))]
         return heat
 
 

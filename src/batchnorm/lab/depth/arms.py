@@ -1,0 +1,120 @@
+"""What the race compares, and the settings of a race."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from batchnorm.errors import BatchNormError
+
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+SIGMOID_RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)  # as many; a sigmoid's slope asks for larger steps
+DEPTHS = (2, 6, 10, 14, 18)
+HEADLINE = 10  # blocks
+TUNING_SEEDS = (1000, 1001, 1002)  # on these, rates are chosen; never reported
+PAPER_RATIO, PAPER_ARM = 14.8, "BN x5"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to build and train the residual network.
+
+    Its learning rate is ``factor`` times the plain network's best, or its own best of a grid (``factor`` None).
+    """
+
+    name: str
+    norm: str = "ours"
+    activation: str = "relu"
+    factor: float | None = None
+    skip_init: bool = False
+    clip: float | None = None
+    headline_only: bool = False  # runs at one depth, not at all of them
+
+
+PLAIN = Arm("without BN", norm="none")
+NORMALISED = (Arm("BN x1", factor=1), Arm("BN x5", factor=5), Arm("BN x30", factor=30))
+RAISED_PLAIN = Arm("without BN x5", norm="none", factor=5, headline_only=True)
+SKIP_INIT = Arm("SkipInit", norm="none", skip_init=True, headline_only=True)
+CLIPPING = Arm("clipping", norm="none", clip=1.0, headline_only=True)
+SIGMOID = Arm("BN x5, sigmoid", activation="sigmoid", factor=5, headline_only=True)
+PLAIN_SIGMOID = Arm("sigmoid, no BN", norm="none", activation="sigmoid", headline_only=True)
+ARMS = (PLAIN, *NORMALISED, SKIP_INIT, CLIPPING, SIGMOID, PLAIN_SIGMOID, RAISED_PLAIN)
+SWEPT = (SKIP_INIT, CLIPPING, PLAIN_SIGMOID)
+
+NOTES = {
+    SKIP_INIT.name: "a scalar per branch",
+    CLIPPING.name: "gradient norm <= 1",
+}
+PAPER_NAMES = {
+    PLAIN.name: "Inception",
+    "BN x1": "BN-Baseline",
+    "BN x5": "BN-x5",
+    "BN x30": "BN-x30",
+    SIGMOID.name: "BN-x5-Sigmoid",
+    PLAIN_SIGMOID.name: "Sigmoid",
+}
+
+
+def arm_named(name: str) -> Arm:
+    """Look an arm up.
+
+    >>> arm_named("BN x5").factor
+    5
+    """
+    return next(arm for arm in ARMS if arm.name == name)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of the race of residual networks.
+
+    >>> Settings().headline
+    10
+    >>> Settings(seeds=0)
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: --seeds is 0; give a whole number from 1 up
+    """
+
+    seeds: int = 5
+    steps: int = 1500
+    batch_size: int = 32
+    every: int = 10
+    rates: tuple[float, ...] = RATES
+    sigmoid_rates: tuple[float, ...] = SIGMOID_RATES
+    depths: tuple[int, ...] = DEPTHS
+    width: int = 32
+    smoothed_over: int = 5  # validations
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot be run."""
+        for name in ("seeds", "steps", "batch_size", "every"):
+            if getattr(self, name) < 1:
+                flag = name.replace("_", "-")
+                raise BatchNormError(f"--{flag} is {getattr(self, name)}", do="give a whole number from 1 up")
+        for rate in self.rates:
+            if not (math.isfinite(rate) and rate > 0):
+                raise BatchNormError(f"{rate} is no learning rate", do="give numbers above 0")
+        for option, values in (("rates", self.rates), ("depths", self.depths)):
+            if not values or sorted(set(values)) != list(values):
+                given = ", ".join(map(str, values)) or "empty"
+                example = "0.003,0.01,0.03" if option == "rates" else "2,6,10"
+                raise BatchNormError(f"--{option} is {given}", do=f"give rising numbers, as {example}")
+        if self.depths[0] < 1:
+            raise BatchNormError(f"--depths begins with {self.depths[0]}", do="give numbers of blocks from 1 up")
+
+    @property
+    def headline(self) -> int:
+        """The depth in the first sentence: 10 blocks, or the nearest to it."""
+        return min(self.depths, key=lambda depth: abs(depth - HEADLINE))
+
+
+def parse_depths(text: str) -> tuple[int, ...]:
+    """Read a comma-separated list of numbers of blocks.
+
+    >>> parse_depths("2, 6")
+    (2, 6)
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise BatchNormError(f"--depths is {text!r}", do="give rising numbers, as 2,6,10") from None

@@ -1,0 +1,247 @@
+"""The race of residual networks: Figures 2 and 3 of the paper where the plain network cannot bear a raised rate.
+
+The protocol. At each depth the network without Batch Normalization trains at every rate of a grid on three tuning
+seeds, and its best rate is chosen. On fresh seeds it then trains at that rate, and the networks with BN at 1, 5 and
+30 times that rate. SkipInit, gradient clipping and the sigmoid network choose from as many rates on the same tuning
+seeds. The tuning seeds also choose the arm with BN that the first sentence quotes: of three rates, where the plain
+network had nine. Plain SGD, batches of 32, no momentum, decay or schedule.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from batchnorm import interrupts
+from batchnorm.lab.curves import Curve, Member
+from batchnorm.lab.data import digits
+from batchnorm.lab.depth.arms import (
+    NORMALISED,
+    PLAIN,
+    RAISED_PLAIN,
+    SIGMOID,
+    SWEPT,
+    TUNING_SEEDS,
+    Arm,
+    Settings,
+)
+from batchnorm.lab.depth.outcome import Entry, Outcome, choose_rate, trains
+from batchnorm.lab.heat import Crew, Heat, crew
+from batchnorm.lab.networks.residual import Residual, ResidualCopies
+from batchnorm.lab.train import Progress
+from batchnorm.lab.trainer import Examples, train
+
+FIRST_PART, LARGEST_PART = 14, 30  # copies that one thread trains together: small while others would wait
+
+
+@dataclass(frozen=True)
+class Job:
+    """Networks that are trained at the same time: one depth, one arm or several that differ in their rate only."""
+
+    blocks: int
+    arms: tuple[Arm, ...]
+    members: tuple[Member, ...]
+
+    @property
+    def title(self) -> str:
+        """What it is called while it runs."""
+        return f"{self.blocks} blocks: {', '.join(arm.name for arm in self.arms)}"
+
+
+Watch = Callable[[Job, Progress], None]
+"""Called after every step with the job in training and where it stands."""
+
+
+def digits_examples(dtype: torch.dtype = torch.float32) -> Examples:
+    """Return the bundled digits, each a row of 64 values.
+
+    >>> digits_examples().train_inputs.shape
+    torch.Size([1347, 64])
+    """
+    split = digits.load()
+    images = [torch.from_numpy(part).flatten(1).to(dtype) for part in (split.train_images, split.validation_images)]
+    labels = [torch.from_numpy(part) for part in (split.train_labels, split.validation_labels)]
+    return Examples(images[0], labels[0], images[1], labels[1], split.classes)
+
+
+@dataclass
+class Race:
+    """A race under way: what was begun, and the entries that are done."""
+
+    settings: Settings
+    data: Examples
+    workers: Crew
+    watch: Watch | None
+    begun: list[tuple[Job, Heat]] = field(default_factory=list)
+
+    def start(self, blocks: int, arms: Sequence[Arm], members: Sequence[Member], largest: int = LARGEST_PART) -> Heat:
+        """Begin to train; the networks of all arms must be built alike."""
+        settings, arm = self.settings, arms[0]
+        job = Job(blocks, tuple(arms), tuple(members))
+
+        def train_part(part: Sequence[Member], look: Callable[[Progress], None]) -> list[Curve]:
+            networks = [
+                Residual(
+                    member.seed,
+                    blocks=blocks,
+                    width=settings.width,
+                    norm=arm.norm,
+                    activation=arm.activation,
+                    skip_init=arm.skip_init,
+                    inputs=self.data.train_inputs.shape[1],
+                    classes=self.data.classes,
+                )
+                for member in part
+            ]
+            amounts = {"steps": settings.steps, "batch_size": settings.batch_size, "every": settings.every}
+            return train(ResidualCopies(networks), part, self.data, watch=look, **amounts)
+
+        watch = self.watch
+        heat = self.workers.start(
+            members, train_part, watch and (lambda progress: watch(job, progress)), largest=largest
+        )
+        self.begun.append((job, heat))
+        return heat
+
+    def sweep(self, blocks: int, arm: Arm, largest: int = LARGEST_PART) -> Heat:
+        """Train an arm at all rates of its grid on the tuning seeds."""
+        rates = self.settings.sigmoid_rates if arm.activation == "sigmoid" else self.settings.rates
+        # Seed by seed: the parts into which this is cut have as many rates that diverge soon.
+        members = [Member(rate, seed, clip=arm.clip) for seed in TUNING_SEEDS for rate in rates]
+        return self.start(blocks, [arm], members, largest)
+
+    def report(self, blocks: int, arm: Arm, rate: float) -> Heat:
+        """Train an arm at one rate on fresh seeds."""
+        return self.start(blocks, [arm], [Member(rate, seed, clip=arm.clip) for seed in range(self.settings.seeds)])
+
+    def normalised(self, blocks: int, rate: float, largest: int = LARGEST_PART) -> Heat:
+        """Train the network with BN at 1, 5 and 30 times a rate, on the tuning seeds and on fresh ones."""
+        seeds = (*TUNING_SEEDS, *range(self.settings.seeds))
+        members = [Member(raised(rate, arm), seed) for arm in NORMALISED for seed in seeds]
+        return self.start(blocks, NORMALISED, members, largest)
+
+    def entries(self) -> list[Entry]:
+        """The entries of all arms of which every network is trained."""
+        tuned: dict[tuple[int, str], list[Curve]] = {}
+        fresh: dict[tuple[int, str], list[Curve]] = {}
+        for job, heat in self.begun:
+            for curve in heat.curves() if heat.finished else ():
+                seed, rate = curve.member.seed, curve.member.learning_rate
+                place = tuned if seed in TUNING_SEEDS else fresh
+                for arm in job.arms:
+                    if len(job.arms) == 1 or rate == raised(job.members[0].learning_rate, arm):
+                        place.setdefault((job.blocks, arm.name), []).append(curve)
+        order = [arm.name for arm in (PLAIN, *NORMALISED, *SWEPT, SIGMOID, RAISED_PLAIN)]
+        return [
+            Entry(blocks, name, own[0].member.learning_rate, tuple(tuned.get((blocks, name), ())), tuple(own))
+            for (blocks, name), own in sorted(fresh.items(), key=lambda item: (item[0][0], order.index(item[0][1])))
+        ]
+
+
+def raised(rate: float, arm: Arm) -> float:
+    """Return an arm's learning rate: a multiple of the plain network's, without digits that mean nothing.
+
+    >>> raised(0.003, NORMALISED[2])
+    0.09
+    """
+    return float(f"{rate * (arm.factor or 1):.6g}")
+
+
+def run(
+    settings: Settings,
+    *,
+    threads: int = 1,
+    watch: Watch | None = None,
+    answer: Callable[[Outcome], None] = lambda outcome: None,
+) -> Outcome:
+    """Run the race; ``answer`` is called as soon as the depth of the first sentence is known.
+
+    >>> outcome = run(Settings(seeds=1, steps=100, depths=(2,)))  # doctest: +SKIP
+
+    An interrupt ends it and keeps the arms that were done.
+    """
+    data, begun, processor = digits_examples(), time.perf_counter(), time.process_time()
+    interrupted = False
+    race = None
+
+    def outcome() -> Outcome:
+        return Outcome(
+            settings,
+            tuple(race.entries()) if race is not None else (),
+            data.classes,
+            len(data.validation_labels),
+            time.perf_counter() - begun,
+            time.process_time() - processor,
+            peak_megabytes(),
+            interrupted,
+        )
+
+    try:
+        with crew(threads) as workers:
+            race = Race(settings, data, workers, watch)
+            follow(race, lambda: answer(outcome()))
+    except KeyboardInterrupt:
+        interrupts.accept()
+        interrupted = True
+    return outcome()
+
+
+def follow(race: Race, answer: Callable[[], None]) -> None:
+    """Start everything in the order in which it is wanted, and wait for it.
+
+    >>> follow(race, lambda: None)  # doctest: +SKIP
+    """
+    settings, first = race.settings, race.settings.headline
+    sweep = race.sweep(first, PLAIN, FIRST_PART)
+    sweep.wait()
+    rate = choose_rate(sweep.curves(), settings)
+    awaited = [race.report(first, PLAIN, rate), race.normalised(first, rate, FIRST_PART)]
+    others = sorted((depth for depth in settings.depths if depth != first), reverse=True)
+    sweeps = [(first, arm, race.sweep(first, arm)) for arm in SWEPT]
+    race.report(first, RAISED_PLAIN, raised(rate, RAISED_PLAIN))
+    race.report(first, SIGMOID, raised(rate, SIGMOID))
+    sweeps += [(depth, PLAIN, race.sweep(depth, PLAIN)) for depth in others]
+    for heat in awaited:
+        heat.wait()
+    answer()
+    for blocks, arm, heat in sweeps:
+        heat.wait()
+        rate = choose_rate(heat.curves(), settings)
+        race.report(blocks, arm, rate)
+        if arm is PLAIN and trains(heat.curves(), settings, race.data.classes):
+            race.normalised(blocks, rate)
+        elif arm is PLAIN:  # there is no ratio: one arm shows whether BN trains
+            race.report(blocks, NORMALISED[-1], raised(rate, NORMALISED[-1]))
+    for _, heat in race.begun:
+        heat.wait()
+
+
+def planned(settings: Settings) -> int:
+    """Return how many steps of networks the whole race takes, each weighted by its depth.
+
+    >>> planned(Settings(seeds=1, steps=10, depths=(2,), rates=(0.1,), sigmoid_rates=(0.1,))) > 0
+    True
+    """
+    tuning, seeds = len(TUNING_SEEDS), settings.seeds
+    sweep = tuning * len(settings.rates) + seeds
+    own = sweep + len(NORMALISED) * (tuning + seeds)
+    beside = 2 * sweep + tuning * len(settings.sigmoid_rates) + seeds + 2 * seeds
+    return settings.steps * (own * sum(settings.depths) + beside * settings.headline)
+
+
+def peak_megabytes() -> float:
+    """Return the most memory that this process ever had.
+
+    >>> peak_megabytes() > 10
+    True
+    """
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return float("nan")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)
