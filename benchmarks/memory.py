@@ -1,0 +1,121 @@
+"""Memory of a training step: what one layer keeps for its backward pass, and the peak of whole networks.
+
+    python benchmarks/memory.py [--batch 32] [--json memory.json]
+
+What a layer keeps is counted: the distinct memory that autograd saves between forward and backward, as a multiple of
+the input's. The peak of a network is the resident memory of a process of its own during three steps, above what that
+process had before the network was made. It needs Linux.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import batchnorm as bn
+from batchnorm.records import Measurement, RecordFile
+from networks import MobileNetV2, ResNet18, training_step
+
+NETWORKS = {"ResNet-18, 64x64": (ResNet18, 64), "MobileNetV2, 96x96": (MobileNetV2, 96)}
+SHAPE = 32, 64, 56, 56
+
+
+def saved(layer, x, **arguments):
+    """Return the bytes that autograd keeps for the backward pass of a layer, each piece of memory once."""
+    seen = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(x, **arguments)
+    return sum(seen.values())
+
+
+class Stock(nn.Module):
+    """BN, an optional sum and ReLU of torch."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x, residual=None):
+        y = self.norm(x)
+        return F.relu(y if residual is None else y + residual)
+
+
+def layers():
+    """Count what BN + ReLU and BN + add + ReLU keep, ours and torch's."""
+    records = []
+    for name, with_residual in (("BN + ReLU", False), ("BN + add + ReLU", True)):
+        for contender, layer in (
+            ("torch", Stock(SHAPE[1])),
+            ("batchnorm", bn.BatchNorm2d(SHAPE[1], activation="relu")),
+        ):
+            x = torch.randn(SHAPE, requires_grad=True)
+            arguments = {"residual": torch.randn(SHAPE, requires_grad=True)} if with_residual else {}
+            kept = saved(layer, x, **arguments) / (x.numel() * x.element_size())
+            records.append(Measurement("kept for backward", {"layer": name, "contender": contender}, (kept,), "inputs"))
+            print(f"{name:16} {contender:10} keeps {kept:.3f} times its input")
+    return records
+
+
+def peak(network, contender, batch):
+    """Return the peak of resident memory, in MB, that three training steps add in a process of their own."""
+    arguments = [sys.executable, __file__, "--child", network, contender, "--batch", str(batch)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def child(network, contender, batch):
+    before = megabytes("VmRSS")
+    kind, size = NETWORKS[network]
+    torch.manual_seed(0)
+    model, x, target = kind(), torch.randn(batch, 3, size, size), torch.randint(10, (batch,))
+    if contender == "batchnorm":
+        model, _ = bn.fuse(model, x[:4])
+    step = training_step(model, x, target)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what the preparation freed is not the training's
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    for _ in range(3):
+        step()
+    print(json.dumps(megabytes("VmHWM") - before))
+
+
+def megabytes(name):
+    """Return a figure of this process in /proc/self/status, in MB: VmRSS is memory in use, VmHWM its peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024 / 1e6
+
+
+def main():
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--json", help="write the figures here")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        return child(*options.child, options.batch)
+    records = layers()
+    for network in NETWORKS:
+        for contender in ("torch", "batchnorm"):
+            found = peak(network, contender, options.batch)
+            setting = {"network": network, "contender": contender, "batch": options.batch}
+            records.append(Measurement("peak memory of training", setting, (found,), "MB"))
+            print(f"{network}, batch {options.batch}: {contender:10} {found:.0f} MB")
+    if options.json:
+        RecordFile("memory", vars(options), tuple(records)).write(options.json)
+
+
+if __name__ == "__main__":
+    main()
