@@ -138,6 +138,13 @@ def test_copies(where):
     assert run.findings.skipped == ({"BN305": COPIES} if where == "nowhere" else {})
 
 
+def test_a_copy_of_another_model_is_named():
+    model, strange = network(), nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
+    with bn.monitor(model, copies={"ema": strange, "plain": nn.Linear(3, 1)}, warn=False, select=["BN305"]) as run:
+        train(model, sgd(model), 1)
+    assert run.findings.skipped == {"BN305": "needs copies of the model: no BN layer of 'ema' is one of its own"}
+
+
 def test_a_model_without_layers_lacks_nothing():
     model = nn.Linear(3, 2)
     with bn.monitor(model, warn=False) as run:

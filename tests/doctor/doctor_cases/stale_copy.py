@@ -119,6 +119,36 @@ def plain_average(monitor, before_use=lambda average: None, use=True, updates=3,
                 average.eval()(torch.randn(16, 3) + 2)
 
 
+def generators(monitor, follow, make=copied, names=("G", "D"), alike=False, name="ema", part=None):
+    """An average of one of several networks in one monitor; ``part``: of one that is inside it."""
+    nets = {names[0]: network(), names[1]: network() if alike else nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4))}
+    nets[names[0]] = nn.ModuleDict({"body": nets[names[0]]}) if part else nets[names[0]]
+    learns = nets[names[0]][part] if part else nets[names[0]]
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in nets.values()]
+    average, inputs = make(learns), 3 if alike else 1
+    with monitor(nets, optimizers, copies={name: average}):
+        for step in range(10):
+            for net, optimizer, width in ((learns, optimizers[0], 3), (nets[names[1]], optimizers[1], inputs)):
+                optimizer.zero_grad()
+                net(torch.randn(16, width) + 2).square().mean().backward()
+                optimizer.step()
+            follow(average, learns)
+            if step == 8:
+                with torch.no_grad():
+                    average.eval()(torch.randn(16, 3) + 2)
+
+
+class Around(nn.Module):
+    """A class of one's own around a copy."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.followed = copy.deepcopy(model)
+
+    def forward(self, x):
+        return self.followed(x)
+
+
 def measures(average):
     update_bn(list(torch.randn(4, 16, 3) + 2), average)
 
@@ -128,6 +158,16 @@ def calibrates(average):
 
 
 SICK_RUNS = {
+    "of one of two networks": lambda monitor: generators(monitor, parameters_only),
+    "of the second of two": lambda monitor: generators(monitor, parameters_only, names=("Z", "D")),
+    "of one of two of the same make": lambda monitor: generators(monitor, parameters_only, alike=True),
+    "of the same make, by name": lambda monitor: generators(monitor, parameters_only, alike=True, name="G"),
+    "of one of two, in a wrapper": lambda monitor: generators(
+        monitor, lambda a, m: parameters_only(a.module, m), make=wrapped
+    ),
+    "of one of two, in a class around it": lambda monitor: generators(monitor, parameters_only, make=Around),
+    "of a part of one of two": lambda monitor: generators(monitor, parameters_only, part="body"),
+    "in a class around it": lambda monitor: train(monitor, Around, parameters_only),
     "a target in the model": lambda monitor: inside(monitor, parameters_only),
     "a target of equal halves": lambda monitor: inside(monitor, parameters_only, encoder=halves),
     "student and teacher": lambda monitor: inside(monitor, parameters_only, take=apart),
@@ -138,6 +178,9 @@ SICK_RUNS = {
     "not used yet": lambda monitor: train(monitor, copied, parameters_only, evaluate=False),
 }
 HEALTHY_RUNS = {
+    "of one of two networks, with buffers": lambda monitor: generators(monitor, all_of_it),
+    "of the same make, with buffers": lambda monitor: generators(monitor, all_of_it, alike=True),
+    "in a class around it, with buffers": lambda monitor: generators(monitor, all_of_it, make=Around),
     "buffers, too": lambda monitor: train(monitor, copied, all_of_it),
     "AveragedModel, which copies them": lambda monitor: train(monitor, averaged, swa),
     "use_buffers": lambda monitor: train(monitor, lambda model: averaged(model, use_buffers=True), swa),

@@ -8,7 +8,8 @@ when such a copy is called with running statistics; if it never is, at the end, 
 A copy inside the model that is monitored (a target encoder beside the one that learns, or
 ``bn.monitor({"student": student, "teacher": teacher})``) is found by itself: it is of the same make, and its parameters
 have no gradients. Any other has to be named, ``bn.monitor(model, optimizer, copies={"ema": averaged})``: what
-``copy.deepcopy`` makes is an object of its own, and nothing in it says whom it follows.
+``copy.deepcopy`` makes is an object of its own, and nothing in it says whom it follows. A copy may be one of the whole
+model or of a part, such as the generator in ``bn.monitor({"G": generator, "D": discriminator}, copies={"ema": ...})``.
 
 A stochastic weight average (`torch.optim.swa_utils.AveragedModel` without ``avg_fn``, ``multi_avg_fn`` and
 ``use_buffers``) has the statistics of the last model that went into it, not those of the average: it is found when it
@@ -97,9 +98,8 @@ class _Watcher(Watcher):
         self.measured: dict[str, int] = {}  # after how many updates of an average its statistics were
 
     def on_begin(self, run: Run) -> Iterator[Finding]:
-        of_model = {_plain(path): layer for path, layer in run.layers.items()}
         for name, copied in run.copies.items():
-            self._remember(name, copied, of_model)
+            self._remember(name, copied, counterparts(copied, run.model, name))
         paths = {layer: path for path, layer in run.layers.items()}
         for name, (follower, learner) in twins(run.model).items():
             own = {_plain(path): m for path, m in learner.named_modules() if isinstance(m, _BatchNorm)}
@@ -138,7 +138,12 @@ class _Watcher(Watcher):
                 yield from self._judge(run, name, "advice")
 
     def lacks(self, run: Run) -> str:
-        return "" if self.layers or self.found else "the copies that follow the model, if there are any (copies=)"
+        if not self.layers and not self.found:
+            return "the copies that follow the model, if there are any (copies=)"
+        strange = [name for name, layers in self.layers.items() if not layers and _norms(run.copies.get(name))]
+        return (
+            f"copies of the model: no BN layer of {', '.join(map(repr, strange))} is one of its own" if strange else ""
+        )
 
     def _judge_average(self, run: Run, name: str, average: AveragedModel) -> Iterator[Finding]:
         layers = [m for m in average.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
@@ -205,6 +210,63 @@ def twins(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
         if len(learning) == 1 and len(frozen) == 1:  # of several, nobody knows who follows whom
             found[frozen[0][0]] = frozen[0][1], learning[0]
     return {path: pair for path, pair in found.items() if not any(path.startswith(f"{other}.") for other in found)}
+
+
+def counterparts(copied: nn.Module, model: nn.Module, name: str = "") -> dict[str, _BatchNorm]:
+    """Return the BN layers of the model that a copy follows, by the paths that they have in the copy.
+
+    >>> import copy
+    >>> both = nn.ModuleDict({"G": nn.Sequential(nn.BatchNorm1d(2)), "D": nn.Sequential(nn.BatchNorm1d(3))})
+    >>> counterparts(copy.deepcopy(both["D"]), both)["0"] is both["D"][0]
+    True
+
+    The copy may be one of the whole model or of a part of it, such as one of several networks in one monitor; either
+    may have a wrapper around it. Of parts of the same make, the one counts whose name the copy has, or else whose
+    parameters are nearest.
+    """
+    own, theirs = _norms(copied), _norms(model)
+    makes = {path: layer.num_features for path, layer in theirs.items()}
+    if any(makes.get(path) == layer.num_features for path, layer in own.items()):
+        return theirs
+    found = []
+    for above in dict.fromkeys(prefix for path in theirs for prefix in _prefixes(path)):
+        for wrapper in dict.fromkeys(prefix for path in own for prefix in _prefixes(path)):
+            pairs = {path: f"{above}{path[len(wrapper) :]}" for path in own if path.startswith(wrapper)}
+            if len(pairs) == len(own) and all(makes.get(at) == own[path].num_features for path, at in pairs.items()):
+                found.append((above.rstrip("."), wrapper, {path: theirs[at] for path, at in pairs.items()}))
+    if not found:
+        return {}
+    named = [one for one in found if one[0] == name]
+    return min(named or found, key=lambda one: _distance(copied, one[1], model, one[0]))[2]
+
+
+def _norms(module: nn.Module | None) -> dict[str, _BatchNorm]:
+    if module is None:
+        return {}
+    return {_plain(path): layer for path, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
+
+
+def _prefixes(path: str) -> list[str]:
+    """Return the beginnings of a path, with their dots, none first.
+
+    >>> _prefixes("a.b.c")
+    ['', 'a.', 'a.b.']
+    """
+    parts = path.split(".")
+    return [".".join([*parts[:end], ""]) if end else "" for end in range(len(parts))]
+
+
+def _distance(copied: nn.Module, wrapper: str, model: nn.Module, above: str) -> float:
+    """How far the parameters of a copy are from those of a part of the model."""
+    start = f"{above}." if above else ""
+    theirs = {_plain(name): p for name, p in model.named_parameters()}
+    total = 0.0
+    for name, p in copied.named_parameters():
+        q = theirs.get(start + _plain(name)[len(wrapper) :])
+        if q is None or q.shape != p.shape:
+            return float("inf")
+        total += float((_few(p).double().cpu() - _few(q).double().cpu()).square().sum())
+    return total
 
 
 def _is_plain_average(copied: nn.Module) -> TypeGuard[AveragedModel]:
