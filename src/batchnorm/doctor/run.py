@@ -73,6 +73,11 @@ class Run:
         return (self.step or max(self.call - 1, 0)) % self.every == 0
 
     @property
+    def known_optimizers(self) -> tuple[Optimizer, ...]:
+        """The given optimizers; without any, those that have stepped and hold parameters of the model."""
+        return self.optimizers or tuple(self._owned)
+
+    @property
     def layers(self) -> dict[str, _BatchNorm]:
         """The BN layers, by path."""
         return {path: layer for layer, path in self._paths.items()}

@@ -64,6 +64,127 @@ class OwnForward(nn.BatchNorm2d):
         return super().forward(x).relu()
 
 
+class Distilled(nn.Module):
+    """A student and the fixed teacher whose outputs it learns, which nobody put into evaluation mode."""
+
+    def __init__(self, teacher=None, gradients=True):
+        super().__init__()
+        self.student, self.teacher = Net(), teacher or Net()
+        self.teacher.requires_grad_(gradients)
+
+    def forward(self, x):
+        with torch.no_grad():
+            target = self.teacher(x)
+        return self.student(x) - target
+
+
+class Perceptual(nn.Module):
+    """A feature extractor behind the network, through which gradients go."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3))
+        self.features = Net()
+
+    def forward(self, x):
+        return self.features(self.body(x))
+
+
+class Shadowed(Net):
+    """After pytorch-deeplab-xception: the argument and the method have one name."""
+
+    def __init__(self, freeze_bn=True):
+        super().__init__()
+        self.freeze_bn = freeze_bn
+
+    def freeze_bn(self):
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d):
+                module.eval()
+
+
+class NormEval(Net):
+    """Says so, and does it in every train()."""
+
+    def __init__(self, works=True):
+        super().__init__()
+        self.norm_eval, self.works = True, works
+
+    def train(self, mode=True):
+        super().train(mode)
+        if self.works:
+            for module in self.modules():
+                if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d):
+                    module.eval()
+        return self
+
+
+def with_optimizer(model, *learning):
+    """The model and an optimizer of those parts of it."""
+    return {"model": model, "optimizer": torch.optim.SGD([p for part in learning for p in part.parameters()], lr=0.01)}
+
+
+def without_norms(model):
+    """An optimizer that was given the weights and forgot gamma and beta."""
+    return torch.optim.SGD([p for p in model.parameters() if p.dim() > 1], lr=0.01)
+
+
+def steps(monitor, model, optimizer, number=8, between=lambda step: None, given=True):
+    """A plain loop."""
+    target = model if isinstance(model, nn.Module) else nn.ModuleDict(model)
+    with monitor(model, *([optimizer] if given else [])):
+        for step in range(number):
+            optimizer.zero_grad()
+            x = torch.randn(4, 3, 6, 6)
+            if isinstance(target, nn.ModuleDict):
+                with torch.no_grad():
+                    aim = target["teacher"](x)
+                loss = (target["student"](x) - aim).square().mean()
+            else:
+                loss = target(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            between(step)
+
+
+def ema(model):
+    """An update of the second encoder after every step."""
+
+    def update(step):
+        with torch.no_grad():
+            for p, q in zip(model.key.parameters(), model.query.parameters(), strict=True):
+                p.lerp_(q, 1e-3)
+
+    return update
+
+
+def begun(model):
+    """With a query that has gone on a little: equal encoders have nothing to learn here."""
+    with torch.no_grad():
+        for p in model.query.parameters():
+            p += 0.05 * torch.randn_like(p)
+    return model
+
+
+def critics(monitor, given=True):
+    """A GAN with five steps of the discriminator for one of the generator."""
+    nets = {"G": Net(), "D": nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))}
+    optimizers = {name: torch.optim.SGD(net.parameters(), lr=0.01) for name, net in nets.items()}
+    with monitor(nets, *([list(optimizers.values())] if given else [])):
+        for _ in range(4):
+            for name in "DDDDDG":
+                optimizers[name].zero_grad()
+                fake = nets["G"](torch.randn(4, 3, 6, 6))
+                nets["D"](fake if name == "G" else fake.detach()).square().mean().backward()
+                optimizers[name].step()
+
+
+def part(model, learning, **options):
+    return lambda monitor: steps(
+        monitor, net := model(), torch.optim.SGD(learning(net).parameters(), lr=0.01), **options
+    )
+
+
 def frozen(model, *modules):
     for module in modules:
         module.requires_grad_(False)
@@ -110,6 +231,17 @@ SICK = {
     "eval() and no gradients": lambda: in_eval(learn=False),
     "eval() of ours": lambda: {"model": nn.Sequential(nn.Linear(2, 2), bn.BatchNorm1d(2).eval())},
 }
+SICK |= {
+    "one of two equal blocks": lambda: frozen(net := blocks(), net[0]),
+    "in no optimizer": lambda: with_optimizer(net := Net(), net.head),
+    "gamma and beta in no optimizer": lambda: {"model": (net := Net()), "optimizer": without_norms(net)},
+    "a teacher": lambda: with_optimizer(net := Distilled(), net.student),
+    "a teacher without gradients": lambda: with_optimizer(net := Distilled(gradients=False), net.student),
+    "a feature extractor": lambda: with_optimizer(net := Perceptual(), net.body),
+    "an attribute that hides a method": lambda: {"model": Shadowed()},
+    "an attribute of a part": lambda: {"model": nn.Sequential(nn.Identity(), Shadowed())},
+    "an attribute that nothing reads": lambda: {"model": NormEval(works=False).train()},
+}
 HEALTHY = {
     "all learns": lambda: {"model": Net()},
     "freeze": with_freeze,
@@ -117,11 +249,35 @@ HEALTHY = {
     "train() returns nothing": lambda: {"model": returnless(), "example": torch.randn(2, 3, 6, 6)},
     "evaluation": lambda: {"model": no_gradients()["model"].eval()},
     "a momentum encoder": lambda: {"model": Momentum()},
+    "a momentum encoder, and the optimizer": lambda: with_optimizer(net := Momentum(), net.query),
+    "everything in the optimizer": lambda: with_optimizer(net := Net(), net),
+    "everything in two optimizers": lambda: {
+        "model": (net := Net()),
+        "optimizer": [
+            torch.optim.SGD(net.head.parameters(), lr=0.1),
+            torch.optim.SGD(net.backbone.parameters(), lr=0.1),
+        ],
+    },
+    "a teacher in evaluation mode": lambda: with_optimizer(distilled := quiet(), distilled.student),
+    "an attribute that is False": lambda: {"model": Shadowed(freeze_bn=False)},
+    "an attribute that train() obeys": lambda: {"model": NormEval().train(), "example": torch.randn(2, 3, 6, 6)},
     "a norm without gamma in a model that learns": lambda: {"model": Net(affine=False)},
     "frozen, without statistics": lambda: no_gradients(track_running_stats=False),
     "eval() without statistics": lambda: in_eval(Net(track_running_stats=False)),
     "gamma without beta": lambda: {"model": nn.Sequential(nn.Linear(2, 2), half_learning())},
 }
+
+
+def blocks():
+    """Two blocks of the same make, with weights of their own."""
+    return nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(2)))
+
+
+def quiet():
+    """A teacher that stays in evaluation mode."""
+    model = Distilled(teacher=bn.freeze(Net())[0])
+    model.teacher.eval()
+    return model
 
 
 def returnless():
@@ -295,7 +451,32 @@ SICK_RUNS = {
         monitor, lambda model, epoch: model.train(), model=(model := Detached()), learns=model.head
     ),
 }
+SICK_RUNS |= {
+    "in no optimizer": part(Net, lambda net: net.head),
+    "in no optimizer, which is not given": part(Net, lambda net: net.head, given=False, number=14),
+    "gamma and beta in no optimizer": lambda monitor: steps(monitor, net := Net(), without_norms(net)),
+    "a teacher": part(Distilled, lambda net: net.student),
+    "a teacher without gradients": part(lambda: Distilled(gradients=False), lambda net: net.student),
+    "a teacher without gamma": part(lambda: Distilled(Net(affine=False), gradients=False), lambda net: net.student),
+    "a teacher that the student began as": part(lambda: begun(teacher()), lambda net: net.query, number=60),
+    "a teacher beside the student": lambda monitor: steps(
+        monitor, nets := {"student": Net(), "teacher": Net()}, torch.optim.SGD(nets["student"].parameters(), lr=0.01)
+    ),
+    "a feature extractor": part(Perceptual, lambda net: net.body),
+    "a gradient that is cut off, all in the optimizer": part(Detached, lambda net: net),
+    "an attribute that hides a method": part(Shadowed, lambda net: net),
+}
 HEALTHY_RUNS = {
+    "a momentum encoder that moves": lambda monitor: steps(
+        monitor, net := begun(Momentum()), torch.optim.SGD(net.query.parameters(), lr=0.01), number=60, between=ema(net)
+    ),
+    "a momentum encoder in the optimizer": lambda monitor: steps(
+        monitor, net := begun(teacher()), torch.optim.SGD(net.parameters(), lr=0.01), number=60, between=ema(net)
+    ),
+    "five steps of the discriminator": critics,
+    "five steps of the discriminator, optimizers unknown": lambda monitor: critics(monitor, given=False),
+    "a teacher in evaluation mode": part(quiet, lambda net: net.student),
+    "an attribute that train() obeys": part(lambda: NormEval().train(), lambda net: net),
     "eval() in every epoch": lambda monitor: epochs(monitor, every),
     "nothing is frozen": lambda monitor: epochs(monitor, lambda model, epoch: model.train()),
     "freeze": lambda monitor: epochs(

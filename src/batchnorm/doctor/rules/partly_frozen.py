@@ -3,12 +3,18 @@
 ## What it does
 Finds BN layers in training mode whose gamma and beta do not learn (``requires_grad`` is off) but whose running
 statistics do, and layers in evaluation mode inside a model in training mode: it calls ``model.train()``, as every epoch
-does, and looks whether they stay frozen. While training runs, it notices a layer that was frozen by ``eval()`` for some
-steps, and is not any more; one that nothing trains, as no optimiser has its parameters and no gradient reaches it; and
-the other half: a model that trained in training mode, was put into evaluation mode to
-validate, and trains on in it, so that gamma, beta and weights learn and the statistics stand still. Layers that are in
-evaluation mode from the first step on, or while the model itself is in training mode, are frozen on purpose (of new
-ones BN202 speaks).
+does, and looks whether they stay frozen. Given the optimizer, it also reports layers whose gamma and beta no optimizer
+holds, such as those of a teacher or a feature extractor that was left in training mode. A part that has nearly the
+same parameters as another one of its make that learns is a copy (a momentum encoder), and may move. And it reports an
+attribute such as ``freeze_bn`` or ``norm_eval`` that is True on a module whose BN layers train nevertheless, for
+example because it hides the method of that name.
+
+While training runs, it reports the same where the parameters stay as they are for 3 steps (10 if the optimizer is not
+given, 50 for a copy), also under ``torch.no_grad()`` and where no gradient reaches the layer; a layer that was frozen
+by ``eval()`` for some steps, and is not any more; and the other half: a model that trained in training mode, was put
+into evaluation mode to validate, and trains on in it, so that gamma, beta and weights learn and the statistics stand
+still. Layers that are in evaluation mode from the first step on, or while the model itself is in training mode, are
+frozen on purpose (of new ones BN202 speaks).
 
 ## Why is this bad?
 ``requires_grad = False`` does not reach buffers: the "frozen" backbone normalises with batch statistics, and its
@@ -30,8 +36,8 @@ model, report = bn.freeze(model, "backbone")  # survives train()
 
 ## Fix safety
 Safe for a layer that is in evaluation mode now: it keeps doing what it does, also after ``train()``, and gamma and beta
-learn as before. Unsafe for a layer that normalises with the batch now: frozen, it uses its running statistics, which
-changes training. Both go through `batchnorm.freeze`.
+learn as before. Unsafe for a layer that normalises with the batch now, also in a module whose attribute says that it is
+frozen: it then uses its running statistics, which changes training. Both go through `batchnorm.freeze`.
 
 ## References
 - pytorch/pytorch#86590
@@ -42,12 +48,24 @@ changes training. Both go through `batchnorm.freeze`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchnorm.doctor.learning import (
+    Flag,
+    Learns,
+    affine,
+    first_values,
+    flags,
+    frozen_around,
+    held_by,
+    meant_frozen,
+    requires_grad,
+)
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import Run, uses
@@ -61,6 +79,8 @@ _REPAIR = "bn.freeze(model, modules) freezes statistics, gamma and beta, and sur
 ON = "call model.train() after the validation; bn.freeze(model, modules) if the statistics are to stand still"
 FORGOTTEN = 3  # steps in a row of a model in evaluation mode
 UNLEARNT = 3  # steps in a row: a GAN's discriminator is held still in the generator's steps, and learns in its own
+UNKNOWN = 10  # where the optimizers are not given: the one that holds the layer may not have stepped yet
+COPY = 50  # of a part that is a copy of one that learns: it may follow now and then
 STEPS = 2  # of which a layer has to be frozen before its thaw counts: loops that alternate modes do so every step
 
 
@@ -73,6 +93,12 @@ def look(subject: Subject) -> Iterator[Finding]:
     with untouched(model):
         model.train()
         after = {path: layer.training for path, layer in subject.layers}
+    learns = held_by(subject.optimizers) if subject.optimizers else requires_grad
+    layers = dict(subject.layers)
+    for flag in flags(model, list(layers)):
+        moving = [path for path in flag.layers if modes[path] and after[path] and uses(layers[path], training=True)[1]]
+        if moving:
+            yield _flagged(flag, moving, not any(cannot_freeze(layers[path]) for path in moving))
     for path, layer in subject.layers:
         fix = "none" if cannot_freeze(layer) else None
         if not modes[path]:
@@ -87,13 +113,12 @@ def look(subject: Subject) -> Iterator[Finding]:
                     mode_now=modes[path],
                     mode_after_train=after[path],
                 )
-        elif uses(layer, training=True)[1] and _is_meant_frozen(model, path, layer):
-            whole = not any(p.requires_grad for p in model.parameters())
+        elif uses(layer, training=True)[1] and meant_frozen(model, path, layer, learns):
+            whole = not any(learns(p) for p in model.parameters())
             moves = "1 / (its batches)" if layer.momentum is None else f"{layer.momentum:.0%}"
-            what = "its gamma and beta do not learn" if _affine(layer) else "everything around it is frozen"
             yield RULE.found(
                 path,
-                f"{what}, but its running statistics move by {moves} toward every batch's",
+                f"{_unlearnt(layer)}, but its running statistics move by {moves} toward every batch's",
                 _REPAIR,
                 severity="advice" if whole else None,
                 fix=fix or "unsafe",
@@ -102,55 +127,35 @@ def look(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def _affine(layer: _BatchNorm) -> list[nn.Parameter]:
-    return [p for p in (layer.weight, layer.bias) if isinstance(p, nn.Parameter)]
+def _unlearnt(layer: _BatchNorm) -> str:
+    """Say why nothing of a layer learns."""
+    own = affine(layer)
+    if not own:
+        return "everything around it is frozen"
+    return (
+        "its gamma and beta are in no optimizer"
+        if any(p.requires_grad for p in own)
+        else ("its gamma and beta do not learn")
+    )
+
+
+def _flagged(flag: Flag, moving: Sequence[str], fixable: bool, step: int | None = None) -> Finding:
+    return RULE.found(
+        flag.path,
+        f"{flag.words}; but train() leaves {len(moving)} of its {len(flag.layers)} BN layers in training mode, "
+        f"and their statistics move ({moving[0]} is the first)",
+        _REPAIR,
+        fix="unsafe" if fixable and step is None else "none",
+        step=step,
+        attribute=flag.attribute,
+        hides_method=flag.hides,
+        layers=list(moving),
+    )
 
 
 def _count(layer: _BatchNorm) -> int:
     assert layer.num_batches_tracked is not None
     return 0 if layer.num_batches_tracked.is_meta else int(layer.num_batches_tracked)
-
-
-Learns = Callable[[nn.Parameter], bool]
-
-
-def _requires_grad(parameter: nn.Parameter) -> bool:
-    return parameter.requires_grad
-
-
-def _is_meant_frozen(model: nn.Module, path: str, layer: _BatchNorm, learns: Learns = _requires_grad) -> bool:
-    own = _affine(layer)
-    if any(learns(p) for p in own):
-        return False
-    modules = dict(model.named_modules())
-    around = [path.rpartition(".")[0]] if path else []
-    while around and around[-1]:
-        around.append(around[-1].rpartition(".")[0])
-    frozen = [name for name in around if _is_frozen(modules[name], learns)]
-    if not own and not [name for name in frozen if name]:
-        return False  # nothing of it could learn, and nothing else says that it is meant to be frozen
-    return not any(_has_twin(model, modules[name], learns) for name in frozen if name)
-
-
-def _is_frozen(module: nn.Module, learns: Learns) -> bool:
-    parameters = list(module.parameters())
-    return bool(parameters) and not any(learns(p) for p in parameters)
-
-
-def _has_twin(model: nn.Module, frozen: nn.Module, learns: Learns) -> bool:
-    """Whether another module of the same make learns: then this one is its teacher or momentum encoder."""
-    shapes = _shapes(frozen)
-    return any(
-        other is not frozen
-        and type(other) is type(frozen)
-        and not _is_frozen(other, learns)
-        and _shapes(other) == shapes
-        for other in model.modules()
-    )
-
-
-def _shapes(module: nn.Module) -> Mapping[str, Any]:
-    return {name: tuple(p.shape) for name, p in module.named_parameters()}
 
 
 class _Forgotten:
@@ -201,6 +206,79 @@ class _Forgotten:
                 )  # fmt: skip
 
 
+class _Still:
+    """Follows layers whose statistics move and of which nothing learns: gamma and beta are in no optimizer, or frozen.
+
+    A part without gradients whose parameters change nevertheless follows another one (a momentum encoder), and its
+    statistics are meant to move.
+    """
+
+    def __init__(self) -> None:
+        self.moved: set[str] = set()  # since the last step, with gradients or without
+        self.steps: dict[str, int] = {}  # in a row
+        self.values: dict[str, tuple[list[nn.Parameter], list[Tensor]]] = {}  # what stood there in the first of them
+        self.follows: set[str] = set()
+        self.flags: list[Flag] = []
+        self.flagged: dict[str, int] = {}
+        self.held: tuple[Any, Learns] = (None, requires_grad)
+
+    def begin(self, run: Run) -> None:
+        self.flags = list(flags(run.model, list(run.layers)))
+
+    def stepped(self, run: Run) -> Iterator[Finding]:
+        """Count a step."""
+        moved, self.moved = self.moved, set()
+        if not moved:
+            return
+        learns = self._learns(run)
+        if any(p.requires_grad for p in run.model.parameters()):
+            for path in sorted(moved - self.follows):
+                yield from self._layer(run, path, learns)
+        for flag in self.flags:
+            moving = [path for path in flag.layers if path in moved]
+            self.flagged[flag.path] = self.flagged.get(flag.path, 0) + 1 if moving else 0
+            if self.flagged[flag.path] == UNLEARNT:
+                yield _flagged(flag, moving, fixable=False, step=run.step)
+
+    def _learns(self, run: Run) -> Learns:
+        known = run.known_optimizers
+        key = [(id(o), sum(len(group["params"]) for group in o.param_groups)) for o in known]
+        if self.held[0] != key:
+            self.held = key, held_by(known)
+        return self.held[1]
+
+    def _layer(self, run: Run, path: str, learns: Learns) -> Iterator[Finding]:
+        layer = run.layers[path]
+        own = affine(layer)
+        held = any(learns(p) for p in own)
+        if held and not any(held_by([run.stepping])(p) for p in own if run.stepping is not None):
+            return  # a step of another network's optimizer
+        reached = any(p.grad is not None for p in own)
+        if held and reached:
+            self.steps[path] = 0
+            return
+        learning: Learns = (lambda p: learns(p) and p.grad is not None) if held else learns
+        self.steps[path] = steps = self.steps.get(path, 0) + 1
+        if steps == 1:
+            around = frozen_around(run.model, path, learning)
+            parameters = list(around[-1].parameters()) if around else affine(layer)
+            self.values[path] = parameters, first_values(parameters)
+        soon = UNLEARNT if run.optimizers else UNKNOWN
+        if steps not in (soon, COPY) or path not in self.values:
+            return
+        parameters, before = self.values[path]
+        if any(not torch.equal(a, b) for a, b in zip(first_values(parameters), before, strict=True)):
+            self.follows.add(path)
+        elif meant_frozen(run.model, path, layer, learning, copies=steps == COPY):
+            why = "no gradient reaches its gamma and beta" if held else _unlearnt(layer)
+            yield RULE.found(
+                path,
+                f"{why}, but its running statistics move with every training batch",
+                _REPAIR,
+                fix="none", step=run.step, call=run.call, steps=steps,
+            )  # fmt: skip
+
+
 class _Watcher(Watcher):
     """Counts the steps in which a layer ran in evaluation mode only, while the model trained."""
 
@@ -210,13 +288,12 @@ class _Watcher(Watcher):
         self.frozen: dict[str, tuple[int, bool]] = {}  # steps in a row, and whether gamma and beta learnt
         self.ever: set[str] = set()  # layers whose statistics moved before
         self.validated = False  # since the last step
-        self.learns: bool | None = None
-        self.learning: set[str] = set()  # since the last step: layers that ran with gamma or beta to learn
-        self.still: dict[str, int] = {}  # steps in a row in which statistics moved, and nothing of the layer learnt
+        self.still = _Still()
         self.forgotten = _Forgotten()
 
     def on_begin(self, run: Run) -> Iterator[Finding]:
         self.forgotten.begin(run)
+        self.still.begin(run)
         yield from ()
 
     def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
@@ -225,13 +302,17 @@ class _Watcher(Watcher):
         yield from ()
 
     def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
-        if not seen.gradients or seen.recomputed:
+        if seen.recomputed:
+            return
+        if seen.updates:
+            self.still.moved.add(seen.path)
+        if not seen.gradients:
             return
         self.forgotten.passed(seen)
         if not run.model.training:
             return
         path, layer = seen.path, seen.layer
-        learns = any(p.requires_grad for p in _affine(layer))
+        learns = any(p.requires_grad for p in affine(layer))
         if not layer.training and not seen.updates and layer.running_mean is not None:
             if uses(layer, training=True)[0]:
                 self.held[path] = learns
@@ -247,8 +328,6 @@ class _Watcher(Watcher):
                 _REPAIR,
                 fix="none", step=run.step, steps_frozen=steps, call=run.call,
             )  # fmt: skip
-        if learns:
-            self.learning.add(path)
         self.moved.add(path)
 
     def on_backward(self, run: Run, path: str) -> Iterator[Finding]:
@@ -257,51 +336,20 @@ class _Watcher(Watcher):
 
     def on_step(self, run: Run) -> Iterator[Finding]:
         yield from self.forgotten.stepped(run)
-        for path in sorted(self.moved):
-            yield from self._unlearnt(run, path, run.layers[path])
+        yield from self.still.stepped(run)
         for path in self.moved:
             self.frozen.pop(path, None)
         for path, learns in self.held.items():
             if path not in self.moved:
                 self.frozen[path] = (self.frozen.get(path, (0, learns))[0] + 1, learns)
         self.ever |= self.moved
-        self.held, self.moved, self.learning, self.validated, self.learns = {}, set(), set(), False, None
-
-    def _unlearnt(self, run: Run, path: str, layer: _BatchNorm) -> Iterator[Finding]:
-        own = _affine(layer)
-        learns: Learns = _requires_grad
-        if path in self.learning:
-            if not run.optimizers or any(p.grad is not None for p in own):
-                self.still[path] = 0
-                return
-            held = {id(p) for optimizer in run.optimizers for group in optimizer.param_groups for p in group["params"]}
-            learns = lambda p: p.requires_grad and id(p) in held  # noqa: E731
-        if not own or any(learns(p) for p in own) or not self._trains(run.model):
-            self.still[path] = 0
-            return
-        self.still[path] = self.still.get(path, 0) + 1
-        if self.still[path] == UNLEARNT and _is_meant_frozen(run.model, path, layer, learns):
-            why = (
-                "its gamma and beta do not learn"
-                if learns is _requires_grad
-                else ("no gradient reaches it, and the optimiser has none of its parameters")
-            )
-            yield RULE.found(
-                path,
-                f"{why}, but its running statistics move with every training batch",
-                _REPAIR,
-                fix="none", step=run.step, call=run.call, steps=UNLEARNT,
-            )  # fmt: skip
-
-    def _trains(self, model: nn.Module) -> bool:
-        if self.learns is None:
-            self.learns = any(p.requires_grad for p in model.parameters())
-        return self.learns
+        self.held, self.moved, self.validated = {}, set(), False
 
 
 def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
     """Freeze them so that it lasts; what learnt goes on to learn."""
-    paths = list(dict.fromkeys(finding.path for finding in findings))
+    # A finding about an attribute names the module that has it, and the layers in it among its numbers.
+    paths = list(dict.fromkeys(path for f in findings for path in f.numbers.get("layers", [f.path])))
     modules = dict(patient.model.named_modules())
     affine = [p for path in paths for p in modules[path].parameters(recurse=False)]
     before = [(p, p.requires_grad, p.grad) for p in affine]
