@@ -33,7 +33,7 @@ GRADES = {
     },
     "BN105": {
         "no gradients": "warning unsafe", "the whole model": "advice unsafe", "eval()": "advice safe",
-        "a subclass": "warning none", "eval() and no gradients": "advice safe",
+        "a subclass": "warning unsafe", "eval() and no gradients": "advice safe",
     },
     "BN106": {"converted": "warning safe", "a subclass": "warning none"},
     "BN107": {
