@@ -31,7 +31,10 @@ def race_records(race_result):
 
 @pytest.fixture(scope="session")
 def signal_records():
-    return signal.record(signal.Recipe(steps=45, every=4))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield signal.record(signal.Recipe(steps=60))
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +94,7 @@ def pages(tmp_path_factory, race_records, signal_records, hostile_records):
     folder = tmp_path_factory.mktemp("pages")
     runs = {
         "race": [Run("race", race_records), Run("signal", signal_records)],
+        "film": [Run("signal", signal_records)],
         "hostile": [Run(HOSTILE, hostile_records)],
     }
     return {name: write_page(each, folder / f"{name}.html") for name, each in runs.items()}

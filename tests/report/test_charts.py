@@ -10,7 +10,7 @@ from batchnorm.records import Measurement, RecordFile
 from batchnorm.report.load import Run
 from batchnorm.report.page import write_page
 
-ACCURACY, RATES, PROGRESS, LAYERS = range(4)
+ACCURACY, RATES, PROGRESS, LAYERS, RUN = range(5)
 LINES = "[...document.querySelectorAll('.sketch')][0].querySelectorAll('.line')"
 
 
@@ -26,7 +26,7 @@ def fresh(browser, pages):
 def alive(browser, pages):
     """The page after someone reached for every chart."""
     visit = Visit(browser, pages["race"])
-    for chart in (ACCURACY, RATES, PROGRESS, LAYERS):
+    for chart in (ACCURACY, RATES, PROGRESS, LAYERS, RUN):
         visit.reach_for(chart)
     yield visit
     assert visit.complaints == []
@@ -59,7 +59,7 @@ def test_the_first_lines_are_the_recorded_medians(fresh, race_result):
 
 def test_the_first_maps_have_every_cell_in_its_colour(fresh, race_records, signal_records):
     for chart, figure in enumerate(fresh.page.locator("script[data-for$=-plot]").all_text_contents()):
-        if chart == ACCURACY:
+        if chart in (ACCURACY, RUN):
             continue
         values = fresh.page.evaluate(f"({figure})[0].data[0].z")
         cells = cells_of(fresh, chart)
@@ -99,7 +99,7 @@ def test_only_the_chart_that_is_reached_for_is_plotlys(fresh):
     assert figure.locator(".main-svg").count() > 0
     assert not figure.locator(".sketch").is_visible()
     assert fresh.page.locator(".main-svg >> visible=true").count() == figure.locator(".main-svg").count()
-    assert fresh.page.locator(".sketch >> visible=true").count() == 3
+    assert fresh.page.locator(".sketch >> visible=true").count() == 4
 
 
 def test_a_tap_reaches_for_a_chart(browser, pages):
@@ -137,7 +137,7 @@ def test_another_quantity_can_be_chosen(fresh):
     figure = fresh.reach_for(LAYERS)
     assert figure.evaluate("each => each.data[0].colorbar.title.text") == "saturation"
     fresh.page.locator(".choose select").select_option("mean")
-    fresh.until("[...document.querySelectorAll('.plotly-figure')].pop().data[0].colorbar.title.text === 'mean'")
+    fresh.until(f"document.querySelectorAll('.plotly-figure')[{LAYERS}].data[0].colorbar.title.text === 'mean'")
     assert cells_of(fresh, LAYERS) == before
     assert figure.evaluate("each => each.layout.xaxis.title.text") == "training steps"
 
@@ -158,7 +158,7 @@ def test_paper_gets_every_chart_dark_on_white(browser, pages, scheme):
     visit.page.set_viewport_size({"width": 720, "height": 1000})  # a sheet of A4 between its margins
     visit.page.emulate_media(media="print", color_scheme=scheme)
     assert visit.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0  # paper does not scroll
-    assert visit.page.locator(".sketch >> visible=true").count() == 4
+    assert visit.page.locator(".sketch >> visible=true").count() == 5
     assert visit.page.locator(".plot-container >> visible=true").count() == 0
     assert visit.page.get_by_text("BN-x5-Sigmoid", exact=True).first.is_visible()  # which line is which
     colour = visit.page.evaluate("getComputedStyle(document.querySelector('.sketch text')).fill")

@@ -13,7 +13,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.lab.present import accuracy_cell, ratio_cell, steps_cell
 from batchnorm.lab.store import to_records
 from batchnorm.lab.summary import summarise
-from batchnorm.observe.figures import signal as player
+from batchnorm.observe.figures import film
 from batchnorm.records import Measurement, RecordFile
 from batchnorm.report.figures import figures_of
 from batchnorm.report.fit import fitting
@@ -108,46 +108,47 @@ def test_the_rate_map_has_every_rate_that_was_tried(race_result, race_records):
 def test_the_player_holds_every_recorded_bar(signal_records):
     section = next(s for s in figures_of(signal_records) if isinstance(s, Player))
     data = section.data
-    steps = list(range(0, 45, 4))
+    steps = list(range(61))
     assert data["steps"] == steps
-    assert [(c["stack"], c["stage"]) for c in data["columns"]] == [
-        ("without BN", ""),
-        ("with BN", "before BN"),
-        ("with BN", "normalised"),
-        ("with BN", ""),
+    assert [(network["name"], network["stages"]) for network in data["networks"]] == [
+        ("without BN", [""]),
+        ("with BN", ["before BN", "normalised", ""]),
     ]
+    assert [layer["label"] for layer in data["layers"]] == ["1", "2", "3", "4"]
     names = {"": "", "before BN": " before BN", "normalised": " normalised"}
     recorded = {
         (m.quantity, m.setting["stack"], m.setting["layer"], m.setting["step"]): m for m in signal_records.measurements
     }
-    for column, cells in zip(data["columns"], data["cells"], strict=True):
-        for layer, cell in zip(data["layers"], cells, strict=True):
-            name = layer["name"] + names[column["stage"]]
-            for frame, step in enumerate(steps):
-                of = column["stack"], name, step
-                low, high, under, over, counts = cell["bins"][frame]
-                record = recorded[("histogram", *of)]
-                assert counts == list(record.samples)
-                assert (low, high) == (record.setting["low"], record.setting["high"])
-                assert (under, over) == (record.setting["under"], record.setting["over"])
-                assert cell["mean"][frame] == pytest.approx(recorded[("mean", *of)].samples[0], rel=1e-4)
-                assert cell["variance"][frame] == pytest.approx(recorded[("variance", *of)].samples[0], rel=1e-4)
-    last = data["cells"][3][3]
-    gamma = recorded["gamma", "with BN", "layer 4 normalised", 44]
+    for network, stages in zip(data["networks"], data["cells"], strict=True):
+        for stage, cells in zip(network["stages"], stages, strict=True):
+            for layer, cell in zip(data["layers"], cells, strict=True):
+                for frame, step in enumerate(steps):
+                    of = network["name"], layer["name"] + names[stage], step
+                    low, high, under, over, counts = cell["bins"][frame]
+                    record = recorded[("histogram", *of)]
+                    assert counts == list(record.samples)
+                    assert (low, high) == (record.setting["low"], record.setting["high"])
+                    assert (under, over) == (record.setting["under"], record.setting["over"])
+                    assert cell["mean"][frame] == pytest.approx(recorded[("mean", *of)].samples[0], rel=1e-4)
+                    assert cell["variance"][frame] == pytest.approx(recorded[("variance", *of)].samples[0], rel=1e-4)
+    last = data["cells"][1][2][3]
+    gamma = recorded["gamma", "with BN", "layer 4 normalised", 60]
     assert last["gamma"][-1] == pytest.approx(list(gamma.samples), rel=1e-4)
     assert "saturation" in last
-    assert "gamma" not in data["cells"][2][3]
-    losses = {curve["stack"]: curve for curve in data["curves"] if curve["quantity"] == "training loss"}
+    assert "gamma" not in data["cells"][1][1][3]
+    gradient = recorded["gradient norm", "without BN", "layer 1 weights", 60].samples[0]
+    assert data["cells"][0][0][0]["gradient norm"][-1] == pytest.approx(gradient, rel=1e-4)
+    losses = {data["networks"][line["network"]]["name"]: line for line in data["losses"]}
     assert losses["with BN"]["steps"] == steps
-    assert losses["with BN"]["values"][5] == pytest.approx(
+    assert losses["with BN"]["values"][20] == pytest.approx(
         recorded["training loss", "with BN", "", 20].samples[0], 1e-4
     )
-    assert data["ends"] == pytest.approx(math.log(99))
+    assert data["ends"] == pytest.approx(math.log(99) / 2)
 
 
 def test_how_the_signal_was_made_is_said(signal_records):
     notes = " ".join(next(s for s in figures_of(signal_records) if isinstance(s, Player)).notes)
-    for words in ("'xavier' from seed 0", "learning rate 3,", "45 steps, recorded every 4", "chosen because"):
+    for words in ("32 tanh units", "'lecun' from seed 0", "learning rate 0.5 and momentum 0.9", "60 steps", "chosen"):
         assert words in notes
 
 
@@ -156,7 +157,7 @@ def test_the_normalised_stage_has_mean_0_and_variance_1(signal_records):
         [m.samples[0] for m in signal_records.measurements if m.quantity == q and "normalised" in m.setting["layer"]]
         for q in ("mean", "variance")
     )
-    assert len(means) == 4 * 12
+    assert len(means) == 4 * 61
     assert means == pytest.approx([0.0] * len(means), abs=1e-6)
     assert variances == pytest.approx([1.0] * len(variances), abs=2e-3)
 
@@ -164,9 +165,9 @@ def test_the_normalised_stage_has_mean_0_and_variance_1(signal_records):
 def test_long_runs_are_thinned_and_it_is_said(signal_records):
     total = sum(len(m.samples) for m in signal_records.measurements)
     (run,) = fitting([Run("signal", signal_records)], most=total // 2)
-    section = player.draw(run.records)
-    assert section.data["steps"] == [0, 12, 24, 36, 44]
-    assert "Drawn are 5 of the 12 recorded steps" in " ".join(section.notes)
+    section = film.draw(run.records)
+    assert section.data["steps"] == [*range(0, 60, 3), 60]
+    assert "Drawn are 21 of the 61 recorded steps" in " ".join(section.notes)
     assert {m.quantity for m in run.records.measurements} == {m.quantity for m in signal_records.measurements}
     assert fitting([Run("signal", signal_records)], most=total)[0].records is signal_records
 
@@ -339,7 +340,7 @@ def test_the_command_draws_files_and_folders(tmp_path, race_records, signal_reco
     assert done.exit_code == 0, done.output
     assert f"The page is {out}" in done.output.replace("\n", "")
     text = out.read_text(encoding="utf-8")
-    for words in ("The Batch Normalization race", "The signal, step by step", "What the doctor found"):
+    for words in ("The Batch Normalization race", "Steadying the signal", "What the doctor found"):
         assert words in text
     assert [file.name for file in out.parent.iterdir()] == ["page.html"]
 

@@ -9,7 +9,7 @@ PATIENCE = 120_000  # milliseconds; a page that is slow on a busy machine is no 
 class Visit:
     """A page that is open, and what it asked for and complained of."""
 
-    def __init__(self, browser, path, **options):
+    def __init__(self, browser, path, hash="", **options):
         self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
         self.page = self.context.new_page()
         self.page.set_default_timeout(PATIENCE)
@@ -18,7 +18,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.on("dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()))
-        self.page.goto(path.as_uri(), wait_until="domcontentloaded")
+        self.page.goto(path.as_uri() + hash, wait_until="domcontentloaded")
         self.until(DRAWN)
 
     def until(self, condition):
@@ -38,12 +38,14 @@ class Visit:
         self.until(f"document.querySelectorAll('.plotly-figure')[{chart}].matches('[data-live]:not(.reading)')")
         return figure
 
-    def seek(self, frame):
-        self.page.locator(".signal input[type=range]").fill(str(frame))
+    def seek(self, step):
+        """Go to a step by the address, as a link does."""
+        self.page.evaluate(f"location.hash = 'elsewhere'; location.hash = 'step={step}'")
+        self.until(f"document.querySelector('.film').dataset.step === '{step}'")
 
     @property
     def step(self):
-        return int(self.page.locator(".signal").get_attribute("data-step"))
+        return int(self.page.locator(".film").get_attribute("data-step"))
 
     def bars(self):
-        return self.page.locator(".panel .bars").evaluate_all("all => all.map((bars) => bars.getAttribute('d'))")
+        return self.page.locator(".layer .bars").evaluate_all("all => all.map((bars) => bars.getAttribute('d'))")

@@ -30,7 +30,7 @@ def report(
     """Draw records as one HTML page that works from disk, without a network.
 
     A race becomes the paper's Figures 2 and 3 with your numbers, what watch recorded
-    the signal player and a map of every layer, findings, benchmarks and what a verb
+    a film of every layer and a map of every layer, findings, benchmarks and what a verb
     changed tables. Several runs come one below the other.
 
     Examples:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from batchnorm.observe.figures import layers, run, signal
+from batchnorm.observe.figures import film, layers, run
 
-FIGURES = (signal.draw, layers.draw, run.draw)
+FIGURES = (film.draw, layers.draw, run.draw)

@@ -13,7 +13,7 @@ MOST_ROWS = 40  # of the table beside the lines
 
 
 def draw(records: RecordFile) -> Plot | None:
-    """Draw one line for each quantity and stack; none if the player has them all already.
+    """Draw one line for each quantity and stack; the film draws the losses itself.
 
     >>> draw(RecordFile("watch", {}, ())) is None
     True
@@ -23,7 +23,7 @@ def draw(records: RecordFile) -> Plot | None:
     for m in records.measurements:
         if m.setting.get("layer", "") or "step" not in m.setting or not m.samples:
             continue
-        if moving and m.quantity in ("training loss", "validation accuracy"):
+        if moving and m.quantity == "training loss":
             continue
         name = ", ".join(str(part) for part in (m.setting.get("stack"), m.quantity) if part)
         lines.setdefault(name, {})[int(m.setting["step"])] = m.samples[0]
