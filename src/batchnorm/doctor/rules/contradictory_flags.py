@@ -5,6 +5,11 @@ Compares what a layer's flags say with what it has: ``track_running_stats`` set 
 were taken away, a momentum of zero, switches that ask for statistics which are not there. In a layer that was built
 without running statistics it shows, where an example is given, that evaluation depends on the batch.
 
+While training runs, it reports layers whose running statistics moved, and then stand still for 3 steps in which they
+still normalise with the batch: the momentum was scheduled to 0 (or below 1e-5), or ``track_running_stats`` was turned
+off. A layer that is updated in one pass of a step and not in another (SAM, a GAN's discriminator) is not reported, nor
+is one that was frozen, or switched with ``update=False``.
+
 ## Why is this bad?
 ``track_running_stats`` is read when the layer is built: it decides whether there are buffers. Setting it to False later
 does not take them away: training uses the batch and learns nothing, evaluation still uses the old buffers, which
@@ -12,6 +17,9 @@ fits neither of the two things one may have meant (freeze the layer; use the bat
 raises. A layer without buffers computes batch statistics in evaluation too: an example's output depends on its
 neighbours, and a single example of one value per channel raises "Expected more than 1 value per channel when training"
 although it does not train.
+
+A momentum of 0 while the weights learn on has the same effect as a forgotten update: evaluation uses the statistics of
+weights that are gone. Let a schedule end at a small number such as 0.001, or calibrate at the end.
 
 ## Example
 ```python
@@ -42,6 +50,7 @@ fix.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,12 +59,16 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
+from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.layers.batch import _Fast
 from batchnorm.preserve import in_mode
 from batchnorm.records import Change, Finding, Report
 from batchnorm.transforms.freeze import _OURS
 
+STILL = 1e-5  # a momentum at which running statistics stand still: an average of 200000 batches
+STEPS = 3  # in a row, of the optimizers of a layer
 _SWITCHABLE = tuple(kind for kind in _OURS if kind is not nn.SyncBatchNorm)
 
 
@@ -121,6 +134,61 @@ def _of(path: str, layer: _NormBase, subject: Subject) -> Iterator[Finding]:
         )
     elif batch and not tracks and not any(has):
         yield from _untracked(path, layer, subject, numbers)
+
+
+@dataclass
+class _Followed:
+    """A layer whose statistics moved in this run."""
+
+    momentum: float | None
+    turn: int = -1
+    moved: bool = True  # in this turn
+    steps: int = 0  # turns in a row in which it stood still
+
+
+class _Watcher(Watcher):
+    """Counts the steps in which a layer uses the batch and its statistics, which moved before, stand still."""
+
+    def __init__(self) -> None:
+        self.layers: dict[str, _Followed] = {}
+
+    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+        layer, followed = seen.layer, self.layers.get(seen.path)
+        if seen.recomputed or not seen.from_batch or not seen.gradients or not layer.training:
+            return
+        moves = seen.updates and (layer.momentum is None or abs(layer.momentum) > STILL)
+        if followed is None:
+            if moves:
+                self.layers[seen.path] = _Followed(layer.momentum, seen.turn)
+            return
+        if seen.turn != followed.turn:
+            followed.steps = 0 if followed.moved else followed.steps + 1
+            followed.turn, followed.moved = seen.turn, False
+            if followed.steps == STEPS:
+                yield _stands_still(run, seen.path, layer, followed)
+        if moves:
+            followed.moved, followed.momentum = True, layer.momentum
+        elif isinstance(layer, _Fast) and layer.update is False:
+            followed.moved = True  # it was switched off on purpose
+
+
+def _stands_still(run: Run, path: str, layer: _BatchNorm, followed: _Followed) -> Finding:
+    before = "None" if followed.momentum is None else f"{followed.momentum:g}"
+    why = (
+        f"its momentum went from {before} to {layer.momentum:g}"
+        if layer.track_running_stats and layer.momentum is not None
+        else "its track_running_stats was turned off"
+    )
+    return RULE.found(
+        path,
+        f"{why} while it trains: it normalises with the batch, and its running statistics have stood still for "
+        f"{STEPS} steps",
+        "let the schedule end at 0.001, or bn.calibrate(model, batches) at the end; bn.freeze(model) to use the "
+        "running statistics in training as well",
+        fix="none", step=run.step, call=run.call, steps=STEPS, track_running_stats=bool(layer.track_running_stats),
+        momentum=-1.0 if layer.momentum is None else float(layer.momentum),
+        momentum_before=-1.0 if followed.momentum is None else float(followed.momentum),
+    )  # fmt: skip
 
 
 def _switchable(layer: _NormBase) -> bool:
@@ -204,4 +272,6 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
     return Report(tuple(changes))
 
 
-RULE = Rule("BN103", "contradictory-flags", "warning", __doc__, look, ("model",), fix=fix, safety="safe")
+RULE = Rule(
+    "BN103", "contradictory-flags", "warning", __doc__, look, ("model",), watch=_Watcher, fix=fix, safety="safe"
+)
