@@ -76,7 +76,8 @@ def test_the_race_writes_its_records_and_its_page(tmp_path, monkeypatch):
     assert sorted(file.name for file in folder.iterdir()) == ["race.json", "report.html", "signal.jsonl"]
     assert len(from_records(read(folder / "race.json")).lanes) == 6
     signal = read(folder / "signal.jsonl")
-    assert {m.setting["step"] for m in signal.measurements} == set(range(5))  # as long as the race: 4 steps, and their result
+    steps = {m.setting["step"] for m in signal.measurements}
+    assert steps == set(range(5))  # as long as the race: 4 steps, and what they led to
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert "Steps to the same accuracy" in text
     assert "Steadying the signal" in text
