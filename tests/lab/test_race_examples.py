@@ -30,6 +30,8 @@ MODULES = (
     "networks.residual",
     "networks.schemes",
     "options",
+    "own.race",
+    "own.subject",
     "present",
     "progress",
     "race",

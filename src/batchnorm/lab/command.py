@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FOLDER, PAGE, SIGNAL = Path("batchnorm-race"), "report.html", "signal.jsonl"
 NETWORKS = ("residual", "inception")
+OWN_STEPS = 500
 
 
 def race(
@@ -111,7 +112,7 @@ def race(
     chosen = {name: value for name, value in given.items() if value is not None}
     inception = network == "inception" and not model
     options = Options(**chosen) if inception else None
-    settings = None if inception or model else Settings(**chosen)
+    settings = None if inception else Settings(**({"steps": OWN_STEPS} | chosen if model else chosen))
     if json is not None:
         check_target("--json", json)
     if report:
@@ -124,6 +125,9 @@ def race(
     threads = threads or torch.get_num_threads()
     if options is not None:
         records = race_inception(options, threads, console)
+    elif model:
+        assert settings is not None
+        records = race_own(model, data, settings, threads, console)
     else:
         assert settings is not None
         records = race_residual(settings, threads, console)
@@ -167,6 +171,28 @@ def race_residual(settings: Settings, threads: int, console: Console) -> RecordF
     return to_records(outcome, threads)
 
 
+def race_own(model: str, data: str, settings: Settings, threads: int, console: Console) -> RecordFile:
+    """Race the user's network and print what came of it.
+
+    >>> race_own("net.py:make", "train.npz", Settings(), threads=2, console=Console())  # doctest: +SKIP
+    """
+    from rich.console import Console
+
+    from batchnorm.lab.depth.arms import TUNING_SEEDS
+    from batchnorm.lab.depth.progress import watching
+    from batchnorm.lab.own.race import lines, run, to_records
+    from batchnorm.lab.own.subject import load
+
+    subject = load(model, data, [*TUNING_SEEDS, *range(settings.seeds)], settings.batch_size)
+    seen = console if console.is_terminal else Console(stderr=True, highlight=False)
+    networks = 2 * (len(TUNING_SEEDS) * len(settings.rates) + settings.seeds)
+    with watching(seen, settings.steps, networks * settings.steps) as watch:
+        duel = run(model, subject, settings, threads=threads, watch=watch)
+    for line in lines(duel):
+        say(line)
+    return to_records(duel, threads)
+
+
 def race_inception(options: Options, threads: int, console: Console) -> RecordFile:
     """Race the small Inception and print its tables.
 
@@ -193,13 +219,14 @@ def write_race(records: RecordFile, out: Path, console: Console, open: bool) -> 
     The page is batchnorm-race/report.html
     """
     from batchnorm.lab.demo import recorded
+    from batchnorm.lab.own.race import COMMAND as OWN_COMMAND
     from batchnorm.lab.signal import Recipe, write
     from batchnorm.report.load import Run
     from batchnorm.report.page import write_page
 
     records.write(out / "race.json")
     runs, interrupted = [Run("race", records)], bool(records.summary["interrupted"])
-    if not interrupted:
+    if not interrupted and records.command != OWN_COMMAND:  # a film of other layers says nothing about those
         try:
             # A short race is one to try things out: its signal is as short.
             steps = (records.configuration.get("settings") or records.configuration["options"])["steps"]

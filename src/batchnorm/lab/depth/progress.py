@@ -44,7 +44,7 @@ def moving_bar(bars: Bars, total: int) -> Watch:
     done: dict[Job, int] = {}
 
     def watch(job: Job, progress: Progress) -> None:
-        done[job] = progress.step * len(job.members) * job.blocks
+        done[job] = progress.step * len(job.members) * max(job.blocks, 1)
         bars.update(task, completed=sum(done.values()), description=job.title, best=progress.best_accuracy)
 
     return watch

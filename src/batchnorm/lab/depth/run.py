@@ -49,7 +49,8 @@ class Job:
     @property
     def title(self) -> str:
         """What it is called while it runs."""
-        return f"{self.blocks} blocks: {', '.join(arm.name for arm in self.arms)}"
+        names = ", ".join(arm.name for arm in self.arms)
+        return f"{self.blocks} blocks: {names}" if self.blocks else names
 
 
 Watch = Callable[[Job, Progress], None]

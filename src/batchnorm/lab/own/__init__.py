@@ -1,0 +1,1 @@
+"""The race of the user's own network, with Batch Normalization put into it and without."""
