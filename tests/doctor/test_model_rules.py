@@ -58,6 +58,11 @@ GRADES = {
     },
     "BN112": {"directly": "warning none", "a little": "advice none", "a function": "warning none"},
     "BN113": {"gamma": "advice none", "zero as a whole, after training": "advice none"},
+    "BN114": {"a module": "warning none", "maps": "warning none", "the last layer, with labels": "advice none"},
+    "BN115": {
+        "DCGAN": "warning unsafe", "a checkpoint": "warning unsafe", "a wide one": "advice none",
+        "trained for a while": "warning none",
+    },
 }  # fmt: skip
 
 
@@ -356,6 +361,41 @@ def test_channels_are_counted_once():
     assert (finding.numbers["dead"], finding.numbers["which"]) == (1, [1])
     (finding,) = found(case("BN113", "variance"), "BN113")
     assert (finding.numbers["dead"], finding.numbers["which"]) == (3, [1, 4, 5])
+
+
+# ---- BN114
+
+
+def test_the_ranges_are_those_of_the_softmax_and_of_the_layer():
+    arguments = case("BN114", "a module")
+    (finding,) = found(arguments, "BN114")
+    assert finding.path == "5"
+    assert 0 <= finding.numbers["input_low"] < finding.numbers["input_high"] <= 1
+    assert finding.numbers["input_mean"] == pytest.approx(1 / 5)
+    made = arguments["model"].train()(arguments["example"])
+    assert finding.numbers["negative"] == pytest.approx(float((made < 0).float().mean()))
+    assert finding.numbers["output_high"] == pytest.approx(float(made.max().detach()), rel=1e-4)
+
+
+def test_scores_of_a_norm_are_right_and_unsure():
+    (finding,) = found(case("BN114", "the last layer, with labels"), "BN114")
+    assert finding.numbers["accuracy"] > 0.9
+    assert finding.numbers["probability"] < 0.75
+    assert finding.numbers["classes"] == 5
+
+
+# ---- BN115
+
+
+def test_repaired_gammas_are_those_of_dcgan_and_the_optimiser_keeps_them():
+    arguments = case("BN115", "DCGAN")
+    model = arguments["model"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    repaired, _ = bn.fix(model, found(arguments, "BN115"), optimizer=optimizer, unsafe=True)
+    for path in ("1", "4"):
+        gamma = repaired.get_submodule(path).weight
+        torch.testing.assert_close(gamma, model.get_submodule(path).weight + 1)
+        assert any(gamma is p for group in optimizer.param_groups for p in group["params"])
 
 
 @pytest.mark.parametrize("code", [code for code in FILES if code.startswith("BN1")])

@@ -22,6 +22,8 @@ FILES = {
     "BN111": "degenerate_group",
     "BN112": "dropout_before_norm",
     "BN113": "dead_channel",
+    "BN114": "norm_on_scores",
+    "BN115": "gamma_around_zero",
     "BN201": "stale_statistics",
     "BN202": "never_updated",
     "BN203": "poisoned_statistics",
