@@ -56,7 +56,10 @@ GRADES = {
         "opacus": "error unsafe", "maps of one pixel": "warning unsafe", "one channel": "error none",
         "instance norm that tracks": "error none", "batch norm, one row": "advice none",
     },
-    "BN112": {"directly": "warning none", "a little": "advice none", "a function": "warning none"},
+    "BN112": {
+        "directly": "warning none", "a little": "advice none", "a function": "warning none",
+        "behind an activation that hardly ever fires": "advice none",
+    },
     "BN113": {"gamma": "advice none", "zero as a whole, after training": "advice none"},
     "BN114": {"a module": "warning none", "maps": "warning none", "the last layer, with labels": "advice none"},
     "BN115": {
@@ -185,6 +188,20 @@ def test_a_large_eps_is_compared_with_variances_that_were_measured_only():
     (measured,) = bn.check(model, select=["BN104"])
     assert measured.numbers["share_below"] == pytest.approx(2 / 3)
     assert "67% of the channels" in measured.sentence
+
+
+@pytest.mark.parametrize(
+    ("variance", "severity", "shrinks"), [(100.0, "advice", 0.0), (1e4, "advice", 0.0), (0.1, "warning", 0.05)]
+)
+def test_a_large_eps_is_as_grave_as_what_it_takes_from_the_channels(variance, severity, shrinks):
+    model = nn.BatchNorm2d(3, 0.01)
+    model.running_var.fill_(variance)
+    (finding,) = bn.check(model, select=["BN104"])
+    assert finding.severity == severity
+    assert finding.numbers["shrinks"] == pytest.approx(shrinks, abs=0.005)
+    x = variance**0.5 * torch.randn(64, 3, 8, 8)
+    size = float(model.eval()(x).detach().std() / (x / variance**0.5).std())
+    assert 1 - size == pytest.approx(finding.numbers["shrinks"], abs=1e-3)
 
 
 # ---- BN105

@@ -142,3 +142,12 @@ def test_kinds_of_layers(norm):
     model[1].running_var[:] = torch.tensor([0.0, 0.4, 0.3, 0.3])
     model[1].running_mean[:] = 0.01
     assert graded({"model": model.eval(), "example": torch.randn(8, 3, 8, 8)}, ["BN209"]) == {("BN209", "1"): "error"}
+
+
+def test_a_layer_that_cannot_be_folded_for_nan_weights_says_so():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    model[0].weight.data[0, 0] = float("nan")
+    model[1].num_batches_tracked.fill_(5)
+    (finding,) = bn.check(model, torch.randn(2, 3, 8, 8), select=["BN502"])
+    assert "the weights of 0 are not finite" in finding.sentence
+    assert "would not fit" not in finding.sentence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -258,6 +258,9 @@ def lost_in(new: New) -> str:
     dtype = torch.float32 if old is None else old.dtype
     if bool(new.weight.to(dtype).isfinite().all() and new.bias.to(dtype).isfinite().all()):
         return ""
+    given: tuple[Tensor | None, ...] = (old, cast(Any, new.layer).bias)
+    if not all(bool(t.detach().isfinite().all()) for t in given if t is not None):
+        return f"the weights of {new.name} are not finite"
     return f"the weights of {new.name} would not fit in {str(dtype).removeprefix('torch.')}"
 
 

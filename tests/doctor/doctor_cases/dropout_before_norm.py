@@ -29,6 +29,18 @@ class Functional(nn.Module):
         return self.norm(torch.cat([x, y], 1))
 
 
+class Rare(nn.Module):
+    """Dropout reaches two of thirty channels, whose threshold only doubled values exceed."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop, self.norm = nn.Dropout(0.5), nn.BatchNorm1d(30)
+
+    def forward(self, x):
+        rare = (self.drop(x[:, :2].tanh()) - 0.998).relu() + 1e-4 * x[:, :2]
+        return self.norm(torch.cat([rare, x.repeat(1, 4)[:, :28]], 1))
+
+
 SICK = {
     "directly": lambda: rows(nn.Dropout(0.5), nn.BatchNorm1d(8)),
     "a linear layer between": lambda: rows(nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8), nn.BatchNorm1d(8)),
@@ -44,6 +56,7 @@ SICK = {
     "one example, whose last map is a pixel": lambda: images(
         nn.Dropout(0.5), nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(8), n=1
     ),
+    "behind an activation that hardly ever fires": lambda: {"model": Rare(), "example": torch.randn(256, 8)},
 }  # fmt: skip
 HEALTHY = {
     "behind the norm": lambda: rows(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2)),

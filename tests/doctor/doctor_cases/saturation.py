@@ -27,6 +27,15 @@ def dead():
     return model
 
 
+def sparse():
+    """Each of 256 units fires for one input in 200, as in a sparse code: none is dead."""
+    model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 4))
+    with torch.no_grad():
+        model[0].bias.zero_()
+        model[0].bias -= model[0](torch.randn(4000, 32)).quantile(0.995, 0)
+    return model
+
+
 class Functional(nn.Module):
     def __init__(self, std):
         super().__init__()
@@ -104,6 +113,8 @@ HEALTHY = {
     "gates and outputs": lambda: given(Gate(), 8, 3, 8, 8),
     "one example, over and over": lambda: {"model": stack(), "example": torch.ones(32, 32)},
     "one example": lambda: given(stack(), 1, 32),
+    "a sparse code, 16 examples": lambda: given(sparse(), 16, 32),
+    "a sparse code, many examples": lambda: given(sparse(), 4000, 32),
     "dead for a few": lambda: given(dead(), 4, 32),
 }
 SICK_RUNS = {

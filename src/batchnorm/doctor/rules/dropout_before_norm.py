@@ -51,6 +51,7 @@ from batchnorm.layers.switches import no_update
 from batchnorm.records import Finding
 
 SHIFT, LARGE = math.log(1.05), math.log(1.25)  # of the variance: worth a word; worth a warning
+MOST = math.log(10.0)  # what a single channel counts at most
 ERRORS = 4.0
 MASKS = 3  # passes with dropout
 _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
@@ -73,7 +74,8 @@ def look(subject: Subject) -> Iterator[Finding]:
         alive = var_off > 1e-12 * var_off.max()
         if not bool(alive.any()):
             continue
-        logs = (var_on[alive] / var_off[alive]).log()
+        # A channel that fires for a few values only with dropout, or without, must not outweigh the others.
+        logs = (var_on[alive] / var_off[alive]).log().clamp(-MOST, MOST)
         shift = float(logs.mean())
         error = math.sqrt((2 / n + 2 / m) / len(logs))  # of a variance's logarithm, of n values: the root of 2 / n
         if abs(shift) > max(SHIFT, ERRORS * error):

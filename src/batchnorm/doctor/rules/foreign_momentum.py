@@ -8,7 +8,8 @@ them unstable (outside of 0 to 1), or whose eps is so large that it is no guard 
 In torch, momentum is the weight of the new batch: 0.1 means that the running statistics are an average of about 19
 batches. In Keras, TensorFlow and flax it is the weight of the old value: their 0.99 is torch's 0.01. Copied as it is,
 it makes the running statistics those of the last batch, and evaluation as noisy as one batch. An eps of 0.8 comes from
-``nn.BatchNorm2d(64, 0.8)``, whose second argument is eps; it shrinks every channel of small variance.
+``nn.BatchNorm2d(64, 0.8)``, whose second argument is eps; it shrinks every channel of small variance. By how much is
+measured on the running variances; where they are so large that it takes less than 1 %, it is advice.
 
 An eps of 1e-3 is Keras's default, and right for weights that were trained with it.
 
@@ -49,11 +50,12 @@ from batchnorm.doctor.subject import Subject
 from batchnorm.records import Change, Finding, Report
 
 FOREIGN, SURELY = 0.5, 0.9  # of a momentum: more than torch's users choose; what Keras's users do
+HARMLESS = 0.01  # of its size: what eps may take from a channel
 LARGE_EPS = 0.01  # ten times the largest that frameworks have as a default
 
 
 def look(subject: Subject) -> Iterator[Finding]:
-    """Look at the two numbers of every layer."""
+    """Judge the momentum and the eps of every layer."""
     for norm in subject.norms:
         assert norm.layer is not None
         if norm.layer.momentum is not None and uses(norm.layer, training=True)[1]:
@@ -104,13 +106,16 @@ def _eps(path: str, layer: _BatchNorm, new: bool) -> Iterator[Finding]:
         below = f", and {small:.0%} of the channels have a variance below it" if known else ""
         swapped = "; a momentum has to be named, the second argument is eps" if 0.05 <= eps < 1.0 else ""
         kerass = f" (Keras's momentum of {eps:g} is momentum={1 - eps:.4g} here)" if 0.5 <= eps < 1.0 else ""
-        shrinks = 1 - (1 + eps) ** -0.5
+        usual = float(var.detach().double().clamp(min=0.0).median()) if known and var is not None else 1.0
+        shrinks = 1 - (usual / (usual + eps)) ** 0.5
+        whose = f"the median variance of {usual:.2g}" if known else "variance 1"
         numbers: dict[str, Any] = {"share_below": small} if known else {}
         yield RULE.found(
             path,
-            f"eps is {eps:g}: a channel of variance 1 is shrunk by {shrinks:.0%}{below}",
+            f"eps is {eps:g}: a channel of {whose} is shrunk by {shrinks:.2g} of its size{below}",
             f"eps=1e-5, torch's default{swapped}{kerass}",
-            severity="warning", fix="none", eps=eps, shrinks=shrinks, **numbers,
+            severity="advice" if known and shrinks < HARMLESS else "warning", fix="none", eps=eps, shrinks=shrinks,
+            **numbers,
         )  # fmt: skip
 
 

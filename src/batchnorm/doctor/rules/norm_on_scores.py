@@ -85,8 +85,8 @@ def _behind_softmax(path: str, source: Call, seen: tuple[Tensor, Tensor]) -> Fin
     low, high, mean = float(given.min()), float(given.max()), float(given.mean())
     return RULE.found(
         path,
-        f"it normalises the output of {name}, from {low:.2g} to {high:.2g} with a mean of {mean:.2g}: its "
-        f"output lies between {float(made.min()):.2g} and {float(made.max()):.2g}, and {negative:.0%} of it are negative",
+        f"it normalises the output of {name}, from {low:.2g} to {high:.2g} with a mean of {mean:.2g}: its output "
+        f"lies between {float(made.min()):.2g} and {float(made.max()):.2g}, {negative:.0%} of it below zero",
         "normalise in front of the linear layer that makes the scores, and leave the softmax to the loss",
         input_low=low, input_high=high, input_mean=mean, output_low=float(made.min()), output_high=float(made.max()),
         negative=negative,

@@ -1,10 +1,11 @@
 """Saturated nonlinearities: sigmoids in their flat ends, signals that are lost, ReLUs that are dead.
 
 ## What it does
-Looks, in training mode, at what comes out of sigmoid, tanh and ReLU (modules; in a check functions, too) where a linear
-or convolutional layer reads it: which share of the values lies within 1 % of an end of the range, whether the values
-differ between examples at all, and which share of the ReLU's units is zero for every example. Gates that are
-multiplied with something and final outputs are not looked at: those may well be sure of themselves.
+Inspects, in training mode, the output of sigmoid, tanh and ReLU (modules; in a check functions, too) where a linear or
+convolutional layer reads it: which share of the values lies within 1 % of an end of the range, whether the values
+differ between examples at all (8 or more), and which share of the ReLU's units is zero for every example (32 or more:
+units that rarely fire are not dead). Gates that are multiplied with something and final outputs are left out: they may
+well saturate.
 
 ## Why is this bad?
 In the flat ends the slope is nearly zero, and with it the gradient of everything below; layers further up then see
@@ -52,7 +53,8 @@ from batchnorm.transforms.insert import insert
 SATURATED = 0.75  # of the values
 DEAD = 0.9  # of the units
 LOST = 1e-3  # the standard deviation between examples, of values between 0 and 1
-EXAMPLES = 8  # fewer say nothing about units and about differences
+EXAMPLES = 8  # fewer say nothing about differences
+MANY = 32  # fewer examples cannot tell a dead unit from one that rarely fires
 BATCHES = 4
 
 REPAIR = "bn.insert(model, example) puts batch normalisation before each nonlinearity; or a better initialisation"
@@ -129,8 +131,11 @@ def _judge(signal: Signal, differing: bool, step: int | None) -> Iterator[Findin
         sentence = (
             f"its values hardly differ between examples (standard deviation {signal.varies:.1e}): no signal is left"
         )
-    elif enough and signal.dead > DEAD:
-        sentence = f"{signal.dead:.0%} of its {signal.units} units are zero for all {signal.examples} examples: dead"
+    elif differing and signal.examples >= MANY and signal.dead > DEAD:
+        sentence = (
+            f"{signal.dead:.0%} of its {signal.units} units are zero for all {signal.examples} examples: no gradient "
+            "reaches them"
+        )
     else:
         return
     yield RULE.found(
