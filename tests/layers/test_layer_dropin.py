@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import batchnorm as bn
+from batchnorm.errors import BatchNormError
 
 DIMS = pytest.mark.parametrize("dims", [1, 2, 3])
 # Every combination of what torch's constructor takes, besides the number of features.
@@ -132,6 +133,24 @@ def test_fuse_conv_bn_eval_reads_our_layer(path):
     x = torch.randn(2, 3, 8, 8)
     fused = nn.utils.fuse_conv_bn_eval(conv.eval(), layer.eval())
     torch.testing.assert_close(fused(x), layer(conv(x)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fuse_conv_bn_eval", "fuse_linear_bn_eval"])
+@pytest.mark.parametrize("activation", ["relu", "relu6", "leaky_relu", "silu"])
+def test_torchs_fusers_do_not_drop_an_activation(activation, name):
+    dims = 2 if "conv" in name else 1
+    before = nn.Conv2d(3, 24, 3) if dims == 2 else nn.Linear(3, 24)
+    layer = OURS[dims](24, activation=activation)
+    with pytest.raises(BatchNormError, match=f"{name}: BatchNorm{dims}d applies {activation} .* use bn.fold"):
+        getattr(nn.utils.fusion, name)(before.eval(), layer.eval())
+
+
+def test_torchs_fusers_do_not_put_running_statistics_in_the_place_of_the_batchs():
+    layer = bn.BatchNorm2d(24, statistics="batch")
+    with pytest.raises(BatchNormError, match="statistics of each batch, in evaluation too"):
+        nn.utils.fuse_conv_bn_eval(nn.Conv2d(3, 24, 3).eval(), layer.eval())
+    layer.statistics = "auto"
+    nn.utils.fuse_conv_bn_eval(nn.Conv2d(3, 24, 3).eval(), layer.eval())
 
 
 @DIMS

@@ -14,6 +14,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.functional import normalize
 from batchnorm.kernels import call
 from batchnorm.kernels.native import ACTIVATIONS
+from batchnorm.layers import torch_fusion
 from batchnorm.masks import as_mask
 from batchnorm.moments import Moments
 
@@ -93,6 +94,19 @@ class _Fast(_BatchNorm):
         self.activation, self.negative_slope = activation, negative_slope
         self.statistics, self.update, self.nonfinite = statistics, update, nonfinite
         self.one_value = one_value
+
+    @property
+    def unfusable(self) -> str:
+        """Why a fuser that reads only gamma, beta and the statistics would change the function; empty if it would not.
+
+        >>> BatchNorm2d(8, activation="relu").unfusable
+        'applies relu after it normalises'
+        """
+        if self.activation not in (None, "none"):
+            return f"applies {self.activation} after it normalises"
+        if self._takes_batch():
+            return "normalises with the statistics of each batch, in evaluation too"
+        return "has running statistics for every time step" if self.per_step else ""
 
     @property
     def learn(self) -> bool:
@@ -336,3 +350,6 @@ class BatchNorm3d(_Fast, nn.BatchNorm3d):
 
 
 call.LAYERS.update({layer: layer.dimensions for layer in (BatchNorm1d, BatchNorm2d, BatchNorm3d)})
+
+
+torch_fusion.guard()
