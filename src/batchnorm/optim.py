@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.channel_norms import PerChannel
+from batchnorm.layers.foreign import keeps_statistics
 
 NoDecay = str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 
@@ -123,6 +124,7 @@ def _spared(parameter: Tensor, owner: nn.Module, tensor: str) -> bool:
     return (
         parameter.ndim < 2
         or isinstance(owner, _NORMS)
+        or (keeps_statistics(owner) and parameter.numel() == max(parameter.shape))  # a gamma of shape (1, C, 1, 1)
         or _NORM_NAME.search(type(owner).__name__) is not None
         or _BIAS_NAME.search(tensor) is not None
         or tensor == "weight_g"

@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -102,6 +103,12 @@ def assert_folds(model, x, left=()):
         torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-10)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     return folded, report
+
+
+def assert_nothing_known(model, x, path, reason):
+    """The only norms are of classes that fold does not know: it did nothing, and says so."""
+    with pytest.raises(bn.BatchNormError, match=f"fold: nothing could be changed .*{path}: .*{reason}"):
+        bn.fold(model, x)
 
 
 def assert_left(model, x, path, reason):

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchnorm.layers.foreign import keeps_statistics, statistics_of
+
 _MEMORY = "_before_recomputation"
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def update_once(model: nn.Module) -> nn.Module:
@@ -25,7 +26,7 @@ def update_once(model: nn.Module) -> nn.Module:
     keep) and returns it. Outputs and gradients are the same; the average is the one that the momentum says.
     """
     for layer in model.modules():
-        if isinstance(layer, _BatchNorm) and not updates_once(layer):
+        if (isinstance(layer, _BatchNorm) or keeps_statistics(layer)) and not updates_once(layer):
             layer.register_forward_pre_hook(_hold)
             # Called also if the layer raises: a recomputation ends with an exception as soon as it has what it needs.
             layer.register_forward_hook(_release, always_call=True)
@@ -63,9 +64,9 @@ def in_backward() -> bool:
 def _hold(layer: nn.Module, arguments: Any) -> None:
     """Let a recomputation write into copies: a checkpoint counts the tensors, so they have to be there."""
     if not torch.compiler.is_compiling() and in_backward():
-        held = {name: layer._buffers[name] for name in _STATISTICS if layer._buffers.get(name) is not None}
+        held = statistics_of(layer)
         setattr(layer, _MEMORY, held)
-        layer._buffers.update({name: tensor.clone() for name, tensor in held.items() if tensor is not None})
+        layer._buffers.update({name: tensor.clone() for name, tensor in held.items()})
 
 
 def _release(layer: nn.Module, arguments: Any, output: Any) -> None:

@@ -78,8 +78,8 @@ def is_norm(module: nn.Module) -> bool:
     """
     if isinstance(module, _BatchNorm):
         return True
-    # torchvision, detectron2 and the detection models of transformers each have a class of their own.
-    return type(module).__name__.endswith("FrozenBatchNorm2d") and all(name in module._buffers for name in _BUFFERS)
+    # torchvision, detectron2, timm and the detection models of transformers each have a class of their own.
+    return "FrozenBatchNorm" in type(module).__name__ and all(name in module._buffers for name in _BUFFERS)
 
 
 def is_plain(module: nn.Module) -> bool:

@@ -19,6 +19,7 @@ from batchnorm.distributed.groups import hold
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import call_with, check_forward
 from batchnorm.layers.family import find_brick
+from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.masked import MaskedBatchNorm
 from batchnorm.preserve import in_mode, modes
 from batchnorm.records import Certificate, Report
@@ -34,6 +35,7 @@ from batchnorm.transforms.follow import (
     scripted_norms,
     several,
 )
+from batchnorm.transforms.freeze import check_reached
 from batchnorm.transforms.gradients import step, verify_gradients
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.match import Survey, match
@@ -142,6 +144,7 @@ running_mean, running_var, num_batches_tracked -> nothing
     for layer, had in done.had.items():
         join(optimizers, had, [p for p in layer.parameters() if all(p is not each for each in had)])
     left = done.left | scripted_norms(changed, "convert it before torch.jit.script")
+    check_reached(_HERE, done.changes, left, changed)
     left_behind(model, changed, _HERE, inplace=True)
     return changed, Report(tuple(done.changes), left, *certificates)
 
@@ -200,7 +203,7 @@ def _norms(
     }
     for path, module in model.named_modules(remove_duplicate=False):
         others = not default or (measured and to in OF_BATCHES) or (to != "sync" and bool(kind_of(module)))
-        fits = isinstance(module, _BatchNorm) or (others and _is_norm(module))
+        fits = isinstance(module, _BatchNorm) or (others and _is_norm(module)) or keeps_statistics(module)
         if fits and module not in parametrised and module not in found and wanted(path, module):
             found[module] = path
     return {path: module for module, path in found.items()}

@@ -16,11 +16,13 @@ from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import call_with, trace
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.foreign import Evaluating, is_foreign
 from batchnorm.layers.switches import use_batch_statistics
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
+from batchnorm.transforms.bricks import children_behind
 from batchnorm.transforms.follow import check_changeable
-from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
+from batchnorm.transforms.freeze import OWN_FORWARD, Optimizers, carry_over, check_optimizers, copied_with, few_of
 from batchnorm.transforms.gradients import step, verify_gradients
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.verify import TOLERANCE, Forward, check_arguments, verify
@@ -82,6 +84,12 @@ def drop_bias(
         else:
             changes += take_bias(path, layer, norms)
             cancelled |= dict.fromkeys(norms, path)
+    unknown = {path: why for path, why in left.items() if OWN_FORWARD in why}
+    if unknown and not changes:
+        raise BatchNormError(
+            f"nothing could be changed ({few_of(unknown)})", where="drop_bias",
+            do="replace these BN layers by torch's or ours",
+        )  # fmt: skip
     touched = {change.path for change in changes}
     certificate = verify(
         before, lean, example, verb="drop_bias", forward=forward, tolerance=tolerance,
@@ -215,12 +223,10 @@ def _the_one_before(graph: Graph, call: Call) -> Call | None:
 
 def _unfit(norm: _BatchNorm) -> str:
     """Why a BN layer does not cancel a bias; empty if it does."""
-    if isinstance(norm, _Fast) and norm.statistics == "running":
+    if isinstance(norm, Evaluating) or (isinstance(norm, _Fast) and norm.statistics == "running"):
         return "always uses its running statistics (frozen), and so does not cancel a bias"
-    own = type(norm)
-    known = own.__module__.startswith(("torch.nn.", "batchnorm."))
-    if not known and own.forward not in (b.forward for b in own.__mro__[1:] if issubclass(b, _BatchNorm)):
-        return f"has a forward of its own ({own.__name__})"
+    if is_foreign(norm) and (isinstance(norm, _Fast) or isinstance(children_behind(norm), str)):
+        return f"{OWN_FORWARD} ({type(norm).__name__})"
     if norm.running_mean is not None and norm.running_mean.dim() != 1:
         return "has statistics for every time step"
     return ""

@@ -31,6 +31,7 @@ from batchnorm.transforms.affine import (
 )
 from batchnorm.transforms.clones import Clone, clone_for, in_place_of, memory_of, norms_after
 from batchnorm.transforms.follow import copied_with, scripted_norms
+from batchnorm.transforms.freeze import OWN_FORWARD, check_reached
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.leftovers import LEFTOVERS, scale_leftovers
 from batchnorm.transforms.neighbours import Neighbours, Piece, few, finishes, main
@@ -91,6 +92,7 @@ def fold(
     if leftovers != "keep":
         work.changes += scale_leftovers(folded, work.plain_leftovers(), work.near.put, example, forward,
                                         leftovers == "measure")  # fmt: skip
+    check_reached("fold", work.changes, work.left, folded, OWN_FORWARD)
     seen = {call.name for call in graph.calls if call.kind == "module"}
     certificate = verify(
         before, folded, example, verb="fold", forward=forward, tolerance=tolerance,

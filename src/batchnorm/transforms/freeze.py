@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ _BY_DIMENSIONS: dict[int, type[_Fast]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: Bat
 _MEMORY = "_before_freeze"
 _BLIND = "it has no running statistics to normalise with"
 _ALREADY = "frozen already"
+OWN_FORWARD = "has a forward of its own"  # the reason of verbs that do not know what a class computes
 _SCRIPTED = "freeze it before torch.jit.script"
 
 
@@ -144,10 +145,10 @@ def unfreeze(
             changes += _restore(path, module)
         elif type(module) is FrozenBatchNorm:
             changes += _thaw(path, module, dimensions)
+        elif is_constant(module):
+            otherwise[path] = f"a {type(module).__name__} was built with constants, not frozen by freeze: replace it"
         elif is_frozen(module):
             otherwise[path] = "frozen by its switches, not by freeze: set them"
-        elif _is_constant(module):
-            otherwise[path] = f"a {type(module).__name__} was built with constants, not frozen by freeze: replace it"
         elif isinstance(module, _BatchNorm) or keeps_statistics(module):
             left[path] = "not frozen"
     if otherwise and not changes:
@@ -158,12 +159,12 @@ def unfreeze(
 
 
 def is_frozen(layer: nn.Module) -> bool:
-    """Whether the statistics of a layer are held fixed by its switches, in training too.
+    """Whether the statistics of a layer are fixed, in training too: by its switches, by `freeze`, or by its class.
 
     >>> is_frozen(FrozenBatchNorm(3)), is_frozen(BatchNorm1d(3).eval())
     (True, False)
     """
-    if isinstance(layer, Evaluating):
+    if isinstance(layer, Evaluating) or is_constant(layer):
         return True
     return isinstance(layer, _Fast) and layer.statistics == "running" and layer.update is False
 
@@ -221,7 +222,7 @@ def _named(model: nn.Module, chosen: tuple[str, ...] | None) -> Iterator[tuple[s
 
 def _why_not(module: nn.Module) -> str:
     """Say why there is nothing to freeze about a layer; empty if there is."""
-    if hasattr(module, _MEMORY) or _is_constant(module):
+    if hasattr(module, _MEMORY) or is_constant(module):
         return _ALREADY
     if keeps_statistics(module) or (isinstance(module, _LazyNormBase) and is_lazy(module._buffers.get("running_mean"))):  # type: ignore[arg-type]
         return ""
@@ -240,8 +241,12 @@ def cannot_freeze(layer: nn.Module) -> str:
     return _why_not(layer) or _unfit(layer)
 
 
-def _is_constant(module: nn.Module) -> bool:
-    """Whether a layer was built with constants: the frozen classes of torchvision, timm, detectors, and ours."""
+def is_constant(module: nn.Module) -> bool:
+    """Whether a layer was built with constants: the frozen classes of torchvision, timm, detectors, and ours.
+
+    >>> is_constant(FrozenBatchNorm(2)), is_constant(nn.BatchNorm1d(2))
+    (True, False)
+    """
     if type(module) is FrozenBatchNorm:
         return True
     own = module._buffers
@@ -293,6 +298,34 @@ def _tried(layer: nn.Module) -> str | None:
 def _none(reasons: dict[str, str], what: str, do: str) -> BatchNormError:
     number = f"{len(reasons)} layer{'s' * (len(reasons) != 1)} that normalise{'s' * (len(reasons) == 1)}"
     return BatchNormError(f"{number} {what} ({few_of(reasons)})", where="freeze", do=do)
+
+
+def check_reached(
+    verb: str, changes: Iterable[Change], left: Mapping[str, str], model: nn.Module, because: str = ""
+) -> None:
+    """Raise if a verb changed nothing, and norms of classes that it does not know are a reason.
+
+    >>> class Own(nn.BatchNorm1d):
+    ...     __module__ = "mine"
+    ...     def forward(self, x):
+    ...         return super().forward(x) * 2
+    >>> check_reached("fuse", (), {"0": "it is frozen"}, nn.Sequential(Own(2)))
+    >>> check_reached("fuse", (), {"0": "its class Own is not torch's"}, nn.Sequential(Own(2)))
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: fuse: nothing could be changed (0: its class Own is not torch's); replace these \
+layers by torch's or ours
+
+    What is so already ("it is ...") is no such reason; ``because`` is what a reason has to contain.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    unknown = {
+        path: why for path, why in left.items()
+        if path in modules and because in why and not why.startswith("it is ")
+        and (is_foreign(modules[path]) if isinstance(modules[path], _BatchNorm) else keeps_statistics(modules[path]))
+    }  # fmt: skip
+    if unknown and not any(True for _ in changes):
+        do = "replace these layers by torch's or ours"
+        raise BatchNormError(f"nothing could be changed ({few_of(unknown)})", where=verb, do=do)
 
 
 def few_of(reasons: dict[str, str], most: int = 4) -> str:

@@ -19,7 +19,9 @@ from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
 from batchnorm.preserve import _HOOKS, in_mode, modes, untouched
 from batchnorm.records import Change, Report
 from batchnorm.transforms.follow import Optimizers, check_changeable, copied_with, follow, several
+from batchnorm.transforms.freeze import check_reached, is_frozen
 from batchnorm.transforms.gradients import TOLERANCE, Step, apart, double, few_samples, step, verify_gradients
+from batchnorm.transforms.inside import become_ours
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.rewrite import Wanted, activation_of, rewrite
 from batchnorm.transforms.verify import Forward, check_arguments, verify
@@ -49,12 +51,13 @@ def fuse(
     >>> list(fused.state_dict()) == list(model.state_dict())
     True
 
-    torch's ``BatchNorm1d/2d/3d`` become ours. A ReLU, ReLU6 or LeakyReLU that alone reads what a BN layer makes goes
-    into the layer; so does a sum with a tensor of the same shape before it (``relu(bn(x) + identity)``). Where both
-    are modules, the activation becomes an ``Identity``; where they are functions, operators, or an activation module
-    with other callers, the forward of the smallest module around them is written anew with torch.fx, and the module
-    gets a subclass of its class that has this forward. Code that torch.fx cannot trace stays as it is, and its layers
-    are only exchanged: the report says why.
+    torch's ``BatchNorm1d/2d/3d`` become ours, and so do classes that are batch norm followed by the modules in them, as
+    timm's with dropout and activation, which is tried. A ReLU, ReLU6 or LeakyReLU that alone reads what a BN layer
+    makes goes into the layer; so does a sum with a tensor of the same shape before it (``relu(bn(x) + identity)``).
+    Where both are modules, the activation becomes an ``Identity``; where they are functions, operators, or an
+    activation module with other callers, the forward of the smallest module around them is written anew with torch.fx,
+    and the module gets a subclass of its class that has this forward. Code that torch.fx cannot trace stays as it is,
+    and its layers are only exchanged: the report says why.
 
     Keys of the ``state_dict``, hooks, modes, ``deepcopy`` and ``pickle`` go on as before. What a fused layer returns
     is what the activation returned, so a layer or activation that has hooks is left alone; so is whatever a run with
@@ -72,6 +75,7 @@ def fuse(
     fused = copy.deepcopy(before)
     work = _Fusing(before, fused, example, forward)
     work.run()
+    check_reached("fuse", work.changes, work.left, fused)
     with modes(before), modes(fused):
         before.eval()
         fused.eval()
@@ -141,15 +145,26 @@ class _Fusing:
                 self._note(path, "class", f"torch.nn.{type(module).__name__}", f"batchnorm.{ours.__name__}")
                 module.__class__ = ours
             if type(module) not in _OURS.values():
-                self.left[path] = f"its class {type(module).__name__} is not torch's"
-                continue
+                was = type(module).__name__
+                reason = "it is frozen" if is_frozen(module) else become_ours(module)
+                if reason:
+                    self.left[path] = reason
+                    continue
+                self._note(path, "class", was, f"batchnorm.{type(module).__name__}")
+                if isinstance(module, _Fast) and module.activation is not None:
+                    self._note(path, "activation", "a module inside", module.activation)
             assert isinstance(module, _Fast)
-            norms.append(module)
+            if type(module) in _OURS.values() and not self._is_done(path):
+                norms.append(module)
         if not seen:
             raise BatchNormError(
                 "the model has no BN layer to fuse", where="fuse", do="give it a model with BatchNorm layers"
             )
         return norms
+
+    def _is_done(self, path: str) -> bool:
+        """Whether a layer got its activation from inside its old class."""
+        return any(change.path == path and change.what == "activation" for change in self.changes)
 
     def _note(self, path: str, what: str, before: Any, after: Any) -> None:
         self.changes.append(Change(path, what, before, after))

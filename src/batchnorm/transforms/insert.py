@@ -18,6 +18,7 @@ from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.graph import call_with, trace
 from batchnorm.layers.accumulate import Seen
 from batchnorm.layers.family import make_norm
+from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.normed import Normed, append_norm
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
@@ -204,7 +205,7 @@ def _places(
 def _unfit(graph: Graph, layer: nn.Module) -> str:
     """Why no norm can stand behind a layer; empty if one can."""
     calls = graph.of(layer)
-    if isinstance(layer, Normed) or any("norm" in type(r.target).__name__.lower() for r in _readers(graph, calls)):
+    if isinstance(layer, Normed) or any(_normalises(graph, r) for r in _readers(graph, calls)):
         return "a norm follows already"
     if not calls:
         inside = bool(list(layer.children())) and any(graph.times[p] for p, m in graph.modules.items() if m is layer)
@@ -221,6 +222,13 @@ def _unfit(graph: Graph, layer: nn.Module) -> str:
     if len(shape) < 2:
         return f"what it makes has the shape {list(shape)}, without a batch and channels"
     return ""
+
+
+def _normalises(graph: Graph, call: Call) -> bool:
+    """Whether a call is that of a norm, as a module or inside one of another library."""
+    inside = graph.modules.get(call.scope)
+    named = call.name if call.kind != "module" else type(call.target).__name__
+    return "norm" in named.lower() or (inside is not None and keeps_statistics(inside))
 
 
 def _readers(graph: Graph, calls: list[Call]) -> list[Call]:

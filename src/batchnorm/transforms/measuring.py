@@ -18,10 +18,11 @@ from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.switches import from_batch, turned
 from batchnorm.records import Change, Report, _plain
 from batchnorm.transforms.follow import scripted_norms
-from batchnorm.transforms.freeze import is_frozen
+from batchnorm.transforms.freeze import is_constant, is_frozen
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -43,6 +44,8 @@ def sites(model: nn.Module, verb: str) -> tuple[list[tuple[str, _BatchNorm]], di
     left = scripted_norms(model, f"{verb} the model before torch.jit.script")
     for path, module in model.named_modules():
         if not isinstance(module, _BatchNorm):
+            if keeps_statistics(module) and not is_constant(module):
+                left[path] = f"a {type(module).__name__} keeps statistics in a way of its own: {verb} does not know it"
             continue
         if module.running_mean is None or module.running_var is None:
             left[path] = "it has no running statistics: it uses each batch's own anyway"
