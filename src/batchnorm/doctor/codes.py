@@ -43,6 +43,7 @@ FILES = {
     "BN401": "diverged_ranks",
     "BN402": "collective_mismatch",
     "BN403": "rebroadcast_buffers",
+    "BN404": "mixed_synchronisation",
     "BN501": "train_mode_export",
     "BN502": "unfoldable",
     "BN503": "wrong_fold",
