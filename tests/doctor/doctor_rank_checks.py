@@ -1,5 +1,6 @@
 """What the rules about ranks find, on three real ones. Run by torchrun; each check is a function of the rank."""
 
+import contextlib
 import json
 import pathlib
 import sys
@@ -71,6 +72,71 @@ def the_same_source(rank):
 
 def synchronised_layers(rank):
     silent(seen(network(bn.SyncBatchNorm), rank, shift=1.0), "BN401")
+
+
+def monitored(rank, shift=0.0, size=64, alone=False, momentum=0.1, wrap=lambda model: model, steps=30):
+    """Train on this rank's own data, which may be of another source, and return what the monitor found."""
+    model = network(momentum=momentum)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(rank)
+    run = bn.monitor(model, optimizer, every=5, warn=False, select=["BN401"])
+    model = wrap(model)
+    with run if rank == 0 or not alone else contextlib.nullcontext():
+        for _ in range(steps):
+            optimizer.zero_grad()
+            x = torch.randn(size, 4, generator=generator) * (1 + shift * rank) + shift * rank
+            model(x).square().mean().backward()
+            optimizer.step()
+            dist.barrier()
+    assert not run.failed, run.failed
+    return run.findings
+
+
+def a_source_a_rank_under_the_monitor(rank):
+    findings = monitored(rank, shift=1.0)
+    assert [f.path for f in findings] == ["1"] or {f.path for f in findings} == {"1", "4"}, str(findings)
+    assert findings[0].step is not None
+    assert findings[0].numbers["rank"] != 1, findings[0].numbers
+    assert len(findings[0].numbers["mean_off"]) == 3
+
+
+def one_source_under_the_monitor(rank):
+    findings = monitored(rank)
+    assert not findings, str(findings)
+    assert not findings.skipped, findings.skipped
+    assert not monitored(rank, size=16), "small batches"
+
+
+def buffers_from_rank_0_under_the_monitor(rank):
+    """DistributedDataParallel gives all ranks the buffers of the first before every pass."""
+    assert not monitored(rank, shift=0.3, wrap=DistributedDataParallel)
+
+
+def one_rank_is_monitored(rank):
+    """Nobody waits for ranks that have no monitor, and the one that has says so."""
+    findings = monitored(rank, shift=1.0, alone=True)
+    assert not findings
+    wanted = {"BN401": "needs the monitor on every rank, with the same model"} if rank == 0 else {}
+    assert findings.skipped == wanted, findings.skipped
+
+
+def all_are_monitored_after_one_was(rank):
+    monitored(rank, alone=True)
+    dist.barrier()
+    assert monitored(rank, shift=1.0)
+
+
+def one_rank_ends_earlier(rank):
+    """Its monitor ends, and the others go on without it."""
+    model, seen_ = network(), 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with bn.monitor(model, optimizer, every=1, warn=False, select=["BN401"]) as run:
+        for _ in range(2 if rank == 1 else 12):
+            model(torch.randn(16, 4)).square().mean().backward()
+            optimizer.step()
+            seen_ += 1
+    assert run.step == seen_
+    assert not run.failed, run.failed
 
 
 def nan_on_one(rank):
@@ -199,6 +265,8 @@ def two_passes_through_a_wrapper(rank):
 
 
 CHECKS = (
+    a_source_a_rank_under_the_monitor, one_source_under_the_monitor, buffers_from_rank_0_under_the_monitor,
+    one_rank_is_monitored, one_rank_ends_earlier, all_are_monitored_after_one_was,
     one_source_a_rank, the_same_source, synchronised_layers, nan_on_one, no_batch_norm, one_has_fewer_batches,
     the_same_number_of_batches, one_is_in_evaluation_mode, one_has_fewer_layers, all_are_alike,
     two_passes_through_a_wrapper, one_takes_another_branch, one_skips_the_backward_pass,

@@ -91,7 +91,7 @@ class Perceptual(nn.Module):
 
 
 class Shadowed(Net):
-    """After pytorch-deeplab-xception: the argument and the method have one name."""
+    """The argument and the method have one name."""
 
     def __init__(self, freeze_bn=True):
         super().__init__()

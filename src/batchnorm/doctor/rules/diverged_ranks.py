@@ -4,6 +4,11 @@
 Every rank of the process group sends its running statistics, and all compare them: by how many standard deviations the
 means differ from those of all ranks together, by which factor the variances, and which rank is furthest.
 
+While training runs under ``bn.monitor`` on every rank, the ranks put up the statistics of up to 8 layers in every
+``every``-th step and compare them as soon as all have; no rank waits for another. A layer is reported if its statistics
+differ by more than a running average normally fluctuates (0.25 standard deviations, a factor of 1.5) in two comparisons
+in a row.
+
 ## Why is this bad?
 Without synchronised layers every rank's BN sees its own share of the data. The ranks' parameters are kept equal by
 their gradients, the statistics by nothing: each rank evaluates another network, and rank 0 saves its own. With
@@ -36,6 +41,7 @@ batches as it counted, with the variance between them. Every rank has to call ``
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -43,15 +49,23 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.distributed.agreement import Together
+from batchnorm.distributed.board import Board
 from batchnorm.distributed.groups import members
+from batchnorm.doctor.gap import MEAN, VARIANCE
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.subject import Norm, Subject
+from batchnorm.doctor.run import Run
+from batchnorm.doctor.subject import Norm, Subject, norm_of, spread
+from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.moments import Moments, merged
 from batchnorm.records import Change, Finding, Report
 from batchnorm.transforms.measuring import replaced
 
 OFF, APART = 0.1, 0.1  # standard deviations; natural logarithm of the ratio of variances
+LAYERS, CHANNELS = 8, 64  # of a model that are compared while it trains, at most
+TWICE = 2  # comparisons in a row
+PATIENCE = 3  # entries that the others have not answered
+REPAIR = 'bn.convert(model, "sync") before training; now bn.calibrate with process_group=, or bn.fix'
 
 
 def look(subject: Subject) -> Iterator[Finding]:
@@ -59,10 +73,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     norms = [norm for norm in subject.norms if _flat(norm)]
     ranks = members(subject.process_group)
     for norm, parts in zip(norms, _of_all(norms, subject.process_group), strict=True):
-        whole = merged(parts)
-        width = whole.var + norm.eps
-        off = ((parts.mean - whole.mean).square() / width).mean(1).sqrt()
-        apart = ((parts.var + norm.eps) / width).log().square().mean(1).sqrt()
+        off, apart = _differences(parts, norm.eps)
         lost = ~(off.isfinite() & apart.isfinite())
         if bool(lost.all()):  # nobody has statistics that could be compared, or all were merged with such
             lost = ~(parts.mean.isfinite().all(1) & parts.var.isfinite().all(1))
@@ -79,17 +90,110 @@ def look(subject: Subject) -> Iterator[Finding]:
             continue
         far = int((off / OFF).maximum(apart / APART).argmax())
         if float(off.max()) > OFF or float(apart.max()) > APART:
-            yield RULE.found(
-                norm.path,
-                f"its running mean on rank {ranks[far]} is {float(off[far]):.2g} standard deviations from that of all "
-                f"{len(ranks)} ranks, and its variance by a factor of {math.exp(float(apart[far])):.2g}: what is saved "
-                "depends on the rank",
-                'bn.convert(model, "sync") before training; now bn.calibrate with process_group=, or bn.fix',
-                rank=ranks[far],
-                mean_off=off.tolist(),
-                variance_log_ratio=apart.tolist(),
-                batches=parts.count.tolist(),
-            )
+            yield _found(norm.path, ranks, far, off, apart, parts)
+
+
+def _differences(parts: Moments, eps: float) -> tuple[Tensor, Tensor]:
+    """How far each rank's statistics are from those of all together: means, and logarithms of variances."""
+    whole = merged(parts)
+    width = whole.var + eps
+    off = ((parts.mean - whole.mean).square() / width).mean(1).sqrt()
+    return off, ((parts.var + eps) / width).log().square().mean(1).sqrt()
+
+
+def _found(
+    path: str, ranks: Sequence[int], far: int, off: Tensor, apart: Tensor, parts: Moments, run: Run | None = None
+) -> Finding:
+    return RULE.found(
+        path,
+        f"its running mean on rank {ranks[far]} is {float(off[far]):.2g} standard deviations from that of all "
+        f"{len(ranks)} ranks, and its variance by a factor of {math.exp(float(apart[far])):.2g}: what is saved "
+        "depends on the rank",
+        REPAIR,
+        fix=None if run is None else "none",
+        step=None if run is None else run.step,
+        rank=ranks[far],
+        mean_off=off.tolist(),
+        variance_log_ratio=apart.tolist(),
+        batches=parts.count.tolist(),
+    )
+
+
+class _Watcher(Watcher):
+    """Puts up the statistics of some layers for the other ranks, and compares them when all have done so."""
+
+    def __init__(self) -> None:
+        self.board: Board | None = None
+        self.paths: list[str] = []
+        self.moved: set[str] = set()
+        self.entries = 0
+        self.compared = -1  # the last entry that was compared
+        self.off: dict[str, int] = {}  # comparisons in a row in which a layer was off
+
+    def on_begin(self, run: Run) -> Iterator[Finding]:
+        flat = [path for path, layer in run.layers.items() if _flat(norm_of(path, layer))]
+        self.paths = spread(flat, LAYERS)
+        names = ";".join(f"{path} {run.layers[path].num_features}" for path in self.paths)
+        self.board = Board(f"{zlib.crc32(names.encode()):08x}") if self.paths else None
+        yield from ()
+
+    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+        if seen.updates:
+            self.moved.add(seen.path)
+        yield from ()
+
+    def on_step(self, run: Run) -> Iterator[Finding]:
+        if self.board is None or self.board.store is None:
+            return
+        due = run.step % run.every == 0
+        if due or self.entries - self.compared <= PATIENCE:  # else the others have no monitor: ask less often
+            yield from self._compare(run)
+        if due:
+            self.board.put(self.entries, self._numbers(run))
+            self.entries += 1
+
+    def on_end(self, run: Run) -> Iterator[Finding]:
+        if self.board is not None and self.board.store is not None:
+            yield from self._compare(run)
+            self.board.clear()
+
+    def lacks(self, run: Run) -> str:
+        alone = self.board is not None and self.board.ranks > 1 and self.entries > TWICE and self.compared < 0
+        return "the monitor on every rank, with the same model" if alone else ""
+
+    def _numbers(self, run: Run) -> list[float]:
+        numbers: list[float] = []
+        for path in self.paths:
+            norm = norm_of(path, run.layers[path])
+            assert norm.running_mean is not None
+            assert norm.running_var is not None
+            count = 1 if norm.num_batches_tracked is None else max(int(norm.num_batches_tracked), 1)
+            few = [t.detach()[:CHANNELS].double().cpu().tolist() for t in (norm.running_mean, norm.running_var)]
+            numbers += [float(count if path in self.moved else 0), *few[0], *few[1]]
+        return numbers
+
+    def _compare(self, run: Run) -> Iterator[Finding]:
+        """Compare the last entry, once all ranks have put it up."""
+        entry = self.entries - 1
+        rows = self.board.read(entry) if self.board is not None and entry > self.compared else None
+        if rows is None or len({len(row) for row in rows}) > 1:
+            return
+        self.compared, at = entry, 0
+        numbers = torch.tensor(rows, dtype=torch.float64)
+        for path in self.paths:
+            layer = run.layers[path]
+            width = min(layer.num_features, CHANNELS)
+            counts, mean, var = torch.split(numbers[:, at : at + 1 + 2 * width], [1, width, width], 1)
+            at += 1 + 2 * width
+            parts = Moments(counts[:, 0], mean, var)
+            if not bool((counts > 0).all()):  # it does not train on some of them
+                continue
+            off, apart = _differences(parts, layer.eps)
+            beyond = float(off.max()) > MEAN or float(apart.max()) > VARIANCE  # not so if one is NaN: that is BN203's
+            self.off[path] = self.off.get(path, 0) + 1 if beyond else 0
+            if self.off[path] == TWICE:
+                far = int((off / MEAN).maximum(apart / VARIANCE).argmax())
+                yield _found(path, range(len(rows)), far, off, apart, parts, run)
 
 
 def _flat(norm: Norm) -> bool:
@@ -129,5 +233,6 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
 
 
 RULE = Rule(
-    "BN401", "diverged-ranks", "warning", __doc__, look, ("model", "ranks"), fix=fix, safety="unsafe", keeps=False
+    "BN401", "diverged-ranks", "warning", __doc__, look, ("model", "ranks"), watch=_Watcher, fix=fix, safety="unsafe",
+    keeps=False,
 )  # fmt: skip
