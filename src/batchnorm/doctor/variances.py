@@ -30,6 +30,7 @@ class Measured:
 
     variance: Tensor
     amplified: Tensor  # the standard deviation after normalising with the running variance; 1 if that is right
+    shift: Tensor  # how far the running mean is off, in standard deviations of the input
     alive: Tensor  # the share of examples that clearly deviate from the channel's median, by that variance
 
 
@@ -90,11 +91,13 @@ def measure(subject: Subject, norms: Iterable[Norm]) -> dict[str, Measured]:
     for layer, (parts, alive) in seen.items():
         if parts:
             norm = layers[layer]
-            var = merged(Moments(*map(torch.stack, zip(*parts, strict=True)))).var
-            running = variance_of(norm)
+            _, mean, var = merged(Moments(*map(torch.stack, zip(*parts, strict=True))))
+            running, running_mean = variance_of(norm), norm.running_mean
             assert running is not None
+            assert running_mean is not None
+            shift = (mean - running_mean.detach().double().cpu()).abs() / (var + norm.eps).sqrt()
             amplified = ((var + norm.eps) / (running.cpu() + norm.eps).clamp(min=1e-30)).sqrt()
-            found[norm.path] = Measured(var, amplified, torch.cat(alive).double().mean(0))
+            found[norm.path] = Measured(var, amplified, shift, torch.cat(alive).double().mean(0))
     return found
 
 

@@ -6,10 +6,11 @@ data it measures the variance of the layer's input, channel by channel. A channe
 is below a hundredth, and normalising with it gives more than 30 standard deviations where it should give one, in at
 least a quarter of the examples.
 
-If the other channels of the layer fit the example, it is an error; if they are off by more than a factor of three, too,
-the example may not resemble the training data, and it is a warning. A channel whose input is as constant as its
-variance says is dead, which is advice (BN113). Without an example, only a layer in which the variance of every channel
-is nearly zero is reported, as a warning: either nothing varies in it, or its statistics are lost.
+It is an error if the other channels of the layer fit their statistics. If they do not (a deviation off by a factor of
+two, or a mean by half a deviation), the input may not resemble the training data: a filter that is dead on digits may
+respond to random noise. Then it is a warning, and only advice if there is just an example. A channel whose input is as
+constant as its variance says is dead, which is advice (BN113). Without an example, only a layer in which every channel
+has a variance of nearly zero is reported, as a warning: either nothing varies in it, or its statistics are lost.
 
 ## Why is this bad?
 Evaluation divides by the root of the running variance plus eps. With a variance of zero that is 0.003 for the usual
@@ -53,7 +54,7 @@ from batchnorm.records import Finding
 
 SMALL = 1e-2  # above, a running variance that is too small is stale (BN201)
 FADED = 1e-3  # of the largest gamma: whatever such a channel is amplified by, nothing comes out of it
-FITS = 3.0  # standard deviations of the other channels, between which the example resembles the training data
+FITS, SHIFT = 2.0, 0.5  # a factor, and standard deviations: within them the input resembles the training data
 REPAIR = "bn.calibrate(model, batches of the training data), or load the buffers of an intact checkpoint"
 
 
@@ -63,7 +64,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     measured = measure(subject, [norm for norm, _ in suspects.values()])
     for path, (norm, small) in suspects.items():
         if path in measured:
-            yield from _wrong(norm, small, measured[path])
+            yield from _wrong(norm, small, measured[path], bool(subject.batches))
         elif bool(is_tiny(norm).all()) and len(small) > 1:
             largest = float(variance_of(norm).max())  # type: ignore[union-attr]
             yield RULE.found(
@@ -88,28 +89,33 @@ def _small(norm: Norm) -> Tensor:
     return small
 
 
-def _wrong(norm: Norm, small: Tensor, seen: Measured) -> Iterator[Finding]:
+def _wrong(norm: Norm, small: Tensor, seen: Measured, with_data: bool) -> Iterator[Finding]:
     small = small.cpu()
     wrong = small & (seen.amplified >= AMPLIFIED) & (seen.alive >= EXAMPLES)
     count, channels = int(wrong.sum()), len(wrong)
     if not count:
         return
-    others = seen.amplified[~wrong]
-    usual = float(others.median()) if len(others) else 1.0
-    fits = 1 / FITS <= usual <= FITS
+    usual = float(seen.amplified[~wrong].median()) if count < channels else 1.0
+    shift = float(seen.shift[~wrong].median()) if count < channels else 0.0
+    fits = 1 / FITS <= usual <= FITS and shift <= SHIFT
     var = variance_of(norm)
     assert var is not None
     worst = int(torch.where(wrong, seen.amplified, 0.0).argmax())
-    doubt = "" if fits else f" (its other channels are off by a factor of {usual:.2g}, too: check the example)"
+    doubt = (
+        "" if fits
+        else f"; but its other channels are off, too, by a factor of {usual:.2g} and {shift:.2g} deviations: what was "
+        "given may not resemble the training data"
+    )  # fmt: skip
     yield RULE.found(
         norm.path,
         f"the running variance of {count} of its {channels} channels is far too small: that of channel {worst} is "
         f"{float(var[worst]):.2g}, its input has {float(seen.variance[worst]):.2g}, and evaluation gives a deviation "
         f"of {float(seen.amplified[worst]):.3g} instead of 1{doubt}",
-        REPAIR,
-        severity="error" if fits else "warning",
+        REPAIR if fits else f"give real data (data=); {REPAIR}",
+        severity="error" if fits else "warning" if with_data else "advice",
         channels=channels, vanished=count, channel=worst, running_variance=float(var[worst]),
         variance=float(seen.variance[worst]), amplified=float(seen.amplified[worst]), others_amplified=usual,
+        others_shift=shift,
         which=[int(i) for i in wrong.nonzero().flatten()[:8]],
     )  # fmt: skip
 
