@@ -268,6 +268,12 @@ def test_the_film_is_one_screen_of_a_laptop(browser, pages, scheme):
     visit.context.close()
 
 
+def test_the_film_of_a_race_fits_a_screen_too(race):
+    race.page.set_viewport_size({"width": 1280, "height": 720})
+    assert race.page.locator(".film").bounding_box()["height"] <= 720
+    race.page.set_viewport_size({"width": 1280, "height": 900})
+
+
 def test_it_opens_paused_where_the_networks_differ_most_and_plays_from_the_start(browser, pages, signal_records):
     recorded = records_of(signal_records)
 

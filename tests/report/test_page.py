@@ -1,5 +1,6 @@
 """The page without a browser: what is on it is what was recorded, and nothing recorded can change the page itself."""
 
+import dataclasses
 import json
 import math
 import re
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from batchnorm.cli import app
 from batchnorm.errors import BatchNormError
+from batchnorm.lab import signal
 from batchnorm.lab.present import accuracy_cell, ratio_cell, steps_cell
 from batchnorm.lab.store import to_records
 from batchnorm.lab.summary import summarise
@@ -148,8 +150,19 @@ def test_the_player_holds_every_recorded_bar(signal_records):
 
 def test_how_the_signal_was_made_is_said(signal_records):
     notes = " ".join(next(s for s in figures_of(signal_records) if isinstance(s, Player)).notes)
-    for words in ("32 tanh units", "'lecun' from seed 0", "learning rate 0.5 and momentum 0.9", "60 steps", "chosen"):
+    for words in ("32 tanh units", "'lecun' from seed 0", "learning rate 0.5 and momentum 0.9", "60 steps"):
         assert words in notes
+    assert "chosen" not in notes  # that is said of the default recipe only
+    remarked = dataclasses.replace(signal_records, summary={"remark": signal.REMARK})
+    assert "were chosen because" in " ".join(film.draw(remarked).notes)
+
+
+def test_a_network_has_one_color_in_all_figures(signal_records):
+    sections = sections_of(signal_records)
+    traces = {trace["name"]: trace["meta"]["colour"] for trace in sections["The run as a whole"].figure["data"]}
+    assert traces == {"without BN, validation accuracy": "vermillion", "with BN, validation accuracy": "blue"}
+    networks = sections["Steadying the signal"].data["networks"]
+    assert [(each["name"], each["color"]) for each in networks] == [("without BN", "vermillion"), ("with BN", "blue")]
 
 
 def test_the_normalised_stage_has_mean_0_and_variance_1(signal_records):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-PLAIN, BN = "without BN", "with BN"
+from batchnorm.observe.figures.looks import BN, PLAIN
 
 # When a chapter is true. Chosen before the run that is shown, and for any run.
 SPREAD = 1.5  # drift: a layer's standard deviation has grown by this factor, or its mean moved by half of it

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from batchnorm.observe.figures.chapters import BN, PLAIN, View, captions, chapters_of, largest_difference
+from batchnorm.observe.figures.chapters import View, captions, chapters_of, largest_difference
+from batchnorm.observe.figures.looks import BN, PLAIN, color_of
 from batchnorm.records import Measurement, RecordFile
 from batchnorm.report.embed import rounded
 from batchnorm.report.sections import Player
@@ -21,8 +22,6 @@ OUTSIDE = 0.001  # the share of values that may lie beyond the ends of an axis
 HALF = 0.15  # of the steps: they take half of the film
 
 STAGES = ("before BN", "normalised", "")
-COLORS = {PLAIN: "vermillion", BN: "blue"}
-OTHERS = ("blue", "vermillion", "green", "orange", "purple", "sky")
 TRACKS = ("mean", "variance", "saturation", "dead", "gamma", "beta", "gradient norm")
 LOSS, ACCURACY = "training loss", "validation accuracy"
 
@@ -79,6 +78,7 @@ def draw(records: RecordFile) -> Player | None:
         data,
         (
             *recipe(records.configuration, compared),
+            *filter(None, [str(records.summary.get("remark", ""))]),
             *left_out(len(steps), records.summary.get("steps", {}).get("histogram"), layers, shown),
         ),
     )
@@ -98,7 +98,7 @@ def sentence(configuration: Mapping[str, Any], compared: bool) -> str:
 
 
 def recipe(configuration: Mapping[str, Any], compared: bool) -> tuple[str, ...]:
-    """Say how the two networks were trained, and that the setting was chosen to show the effect."""
+    """Say how the two networks were trained."""
     if not compared or "rate" not in configuration:
         return ()
     of = configuration
@@ -107,8 +107,6 @@ def recipe(configuration: Mapping[str, Any], compared: bool) -> tuple[str, ...]:
         f"{of['init']!r} from seed {of['seed']}, SGD with learning rate {of['rate']:g} and momentum "
         f"{of.get('momentum', 0):g}, batches of {of['batch_size']} digits, {of['steps']} steps; one run, nothing "
         "smoothed.",
-        "The start, the rate and the momentum were chosen because all layers saturate gradually with them. They are "
-        "not the plain network's best: at a tenth of the rate it learns, too (batchnorm watch-demo --rate 0.05).",
     )
 
 
@@ -168,11 +166,6 @@ def networks_of(histograms: Iterable[Measurement]) -> dict[str, tuple[str, ...]]
         found.setdefault(str(m.setting.get("stack", "")), set()).add(layer_of(m)[1])
     names = sorted(found, key=lambda name: (name != PLAIN, name))
     return {name: tuple(stage for stage in STAGES if stage in found[name]) for name in names}
-
-
-def color_of(network: str, number: int) -> str:
-    """Return the palette's name for the color of a network."""
-    return COLORS.get(network, OTHERS[number % len(OTHERS)])
 
 
 def label(layer: str) -> str:

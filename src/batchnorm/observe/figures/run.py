@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from batchnorm.observe.figures.looks import COLORS
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text, rounded
-from batchnorm.report.palette import look_of
+from batchnorm.report.palette import DASHES, look_of
 from batchnorm.report.sections import Plot, Switch, Table, short, thinned
 
 MOST_ROWS = 40  # of the table beside the lines
@@ -19,6 +20,7 @@ def draw(records: RecordFile) -> Plot | None:
     True
     """
     lines: dict[str, dict[int, float]] = {}
+    stacks: dict[str, str] = {}
     moving = any(m.quantity == "histogram" for m in records.measurements)
     for m in records.measurements:
         if m.setting.get("layer", "") or "step" not in m.setting or not m.samples:
@@ -26,6 +28,7 @@ def draw(records: RecordFile) -> Plot | None:
         if moving and m.quantity == "training loss":
             continue
         name = ", ".join(str(part) for part in (m.setting.get("stack"), m.quantity) if part)
+        stacks[name] = str(m.setting.get("stack", ""))
         lines.setdefault(name, {})[int(m.setting["step"])] = m.samples[0]
     if not lines:
         return None
@@ -33,6 +36,11 @@ def draw(records: RecordFile) -> Plot | None:
     switches = []
     for number, (name, values) in enumerate(lines.items()):
         colour, dash = look_of(number)
+        if stacks[name] in COLORS:  # as in the film; a dash for each quantity
+            colour, dash = (
+                COLORS[stacks[name]],
+                DASHES[list(stacks.values())[:number].count(stacks[name]) % len(DASHES)],
+            )
         steps = sorted(values)
         switches.append(Switch(name, (number,), colour, dash))
         traces.append(
