@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 DEPTH = 12  # deeper than this there are no arguments, only the insides of somebody's objects
-_CLOSED = (str, bytes, int, float, complex, bool, type(None), type, nn.Module, FunctionType, MethodType, ModuleType,
-           torch.dtype, torch.device, torch.Size, torch.Generator)  # fmt: skip
+# What has no tensors of a call inside.
+CLOSED = (str, bytes, int, float, complex, bool, type(None), type, nn.Module, FunctionType, MethodType, ModuleType,
+          torch.dtype, torch.device, torch.Size, torch.Generator)  # fmt: skip
 
 
 def tensors_in(*things: Any) -> list[Tensor]:
@@ -38,7 +39,7 @@ def _walk(thing: Any, seen: set[int], depth: int) -> Iterator[Tensor]:
     if isinstance(thing, Tensor):
         yield thing
         return
-    if isinstance(thing, _CLOSED) or depth == 0 or id(thing) in seen:
+    if isinstance(thing, CLOSED) or depth == 0 or id(thing) in seen:
         return
     seen.add(id(thing))
     inside: list[Any] = []

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from batchnorm.nested import CLOSED
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -125,7 +128,9 @@ def attributes(model: nn.Module) -> Iterator[None]:
     >>> hasattr(model, "calls"), len(model)
     (False, 1)
 
-    An attribute is put back as it was bound; what was changed inside a list or an object is not undone.
+    That includes the contents of the lists, dictionaries, sets and plain objects that attributes hold: a cache that a
+    forward fills with tensors of a graph would make the model impossible to copy. Attributes of objects within those
+    objects are not restored.
     """
     parts = ("_parameters", "_modules")
     before = [
@@ -134,8 +139,9 @@ def attributes(model: nn.Module) -> Iterator[None]:
         if not isinstance(module, torch.jit.ScriptModule)
     ]
     memory = [(parameter, parameter.data) for parameter in model.parameters() if _has_memory(parameter)]
-    plain = [t for _, _, own, _ in before for t in own.values() if isinstance(t, Tensor)]
-    values = [(tensor, tensor.detach().clone()) for tensor in plain]
+    contents = _Contents(
+        value for _, _, own, _ in before for name, value in own.items() if name not in _KEPT_ELSEWHERE
+    )  # fmt: skip
     try:
         yield
     finally:
@@ -150,8 +156,71 @@ def attributes(model: nn.Module) -> Iterator[None]:
         for parameter, data in memory:
             if parameter.data_ptr() != data.data_ptr():
                 parameter.data = data
-        for tensor, value in values:
+        contents.put_back()
+
+
+class _Contents:
+    """What is in the containers and plain objects that some attributes hold, and the numbers of their tensors."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self._seen: set[int] = set()
+        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._containers: list[tuple[Any, Any]] = []
+        for value in values:
+            self._look(value, objects=True)
+
+    def _look(self, thing: Any, objects: bool) -> None:
+        if isinstance(thing, Tensor):
+            if id(thing) not in self._seen and _has_memory(thing):
+                self._seen.add(id(thing))
+                self._tensors.append((thing, thing.detach().clone()))
+            return
+        if isinstance(thing, CLOSED) or id(thing) in self._seen:
+            return
+        if isinstance(thing, (dict, list, set, deque)):
+            self._seen.add(id(thing))
+            self._containers.append((thing, _copy_of(thing)))
+            inside: Iterable[Any] = thing.values() if isinstance(thing, dict) else thing
+        elif isinstance(thing, (tuple, frozenset)):
+            inside = thing
+        elif objects and hasattr(thing, "__dict__") and not type(thing).__module__.startswith("torch."):
+            self._seen.add(id(thing))
+            objects = False
+            own = vars(thing)
+            self._containers.append((own, dict(own)))
+            inside = own.values()
+        else:
+            return
+        for item in list(inside):
+            self._look(item, objects)
+
+    def put_back(self) -> None:
+        for thing, was in self._containers:
+            if not _same_contents(thing, was):
+                thing.clear()
+                (thing.extend if isinstance(thing, (list, deque)) else thing.update)(was)
+        for tensor, value in self._tensors:
             _put_back(tensor, value)
+
+
+def _copy_of(thing: Any) -> Any:
+    """The same entries in a plain container: a subclass may need arguments to be made."""
+    for kind in (dict, set):
+        if isinstance(thing, kind):
+            return kind(thing)
+    return list(thing)
+
+
+def _same_contents(now: Any, was: Any) -> bool:
+    """Whether a container has the same objects, in the same order."""
+    if len(now) != len(was):
+        return False
+    if isinstance(was, set):
+        return bool(now == was)
+    if isinstance(was, dict):
+        pairs = zip(now.items(), was.items(), strict=True)
+        return all(a is c and b is d for (a, b), (c, d) in pairs)
+    return all(a is b for a, b in zip(now, was, strict=True))
 
 
 @contextmanager
@@ -181,6 +250,7 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+_KEPT_ELSEWHERE = frozenset({*_HOOKS, "_parameters", "_buffers", "_modules"})
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from batchnorm.graph import call_with
-from batchnorm.preserve import in_mode, modes, random_states
+from batchnorm.preserve import in_mode, random_states, untouched
 from batchnorm.records import Certificate, Change, Measurement, Report
 from batchnorm.transforms.follow import Optimizers, check_changeable, copy_model, follow, several
 from batchnorm.transforms.fuse import fuse
@@ -183,7 +183,7 @@ def _certificates(
     model: nn.Module, changed: nn.Module, example: Any, forward: Forward | None, tolerance: float | None
 ) -> tuple[Certificate, Certificate]:
     before = copy_model(model)
-    with modes(changed):
+    with untouched(changed):
         outputs = verify(
             in_mode(before, False),
             in_mode(changed, False),

@@ -21,7 +21,7 @@ from batchnorm.graph import call_with, check_forward
 from batchnorm.layers.family import find_brick
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.masked import MaskedBatchNorm
-from batchnorm.preserve import in_mode, modes
+from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Report
 from batchnorm.transforms.bricks import OF_BATCHES, kind_of
 from batchnorm.transforms.exchange import Exchange, shared
@@ -258,7 +258,7 @@ def _certificates(
 ) -> tuple[Certificate, Certificate | None]:
     """Compare the two models, in evaluation, and where training is kept too, in training."""
     limit = math.inf if tolerance is None and not done.keeps else tolerance
-    with modes(before), modes(after), _full_masks(before), _full_masks(after):
+    with untouched(before), untouched(after), _full_masks(before), _full_masks(after):
         before.eval()
         after.eval()
         outputs = verify(before, after, example, verb=_HERE, forward=run, tolerance=limit)
@@ -269,7 +269,7 @@ def _certificates(
 
 def _trains(model: nn.Module, example: Any, run: Forward) -> bool:
     """Whether an example will do for training: one of a single sample may not."""
-    with modes(model):
+    with untouched(model):
         try:
             step(in_mode(model, True), example, run)
         except Exception:

@@ -68,8 +68,8 @@ def drop_bias(
     optimizers = check_optimizers(model, optimizer, "drop_bias")
     lean, memo = copied_with(model, where="drop_bias")
     before = in_mode(copied_with(model, where="drop_bias")[0], False)
-    modes = [(module, module.training) for module in lean.modules()]
-    graph = trace(in_mode(lean, False), example, forward=forward)
+    with untouched(lean):
+        graph = trace(in_mode(lean, False), example, forward=forward)
     changes: list[Change] = []
     left: dict[str, str] = {}
     cancelled: dict[str, str] = {}  # of a BN layer: the layer whose bias it cancelled
@@ -91,13 +91,12 @@ def drop_bias(
             do="replace these BN layers by torch's or ours",
         )  # fmt: skip
     touched = {change.path for change in changes}
-    certificate = verify(
-        before, lean, example, verb="drop_bias", forward=forward, tolerance=tolerance,
-        unchanged=lambda path: path not in touched,
-    )  # fmt: skip
-    trains = _verify_with_batch_statistics(before, lean, example, forward, tolerance, touched)
-    for module, training in modes:
-        module.training = training
+    with untouched(lean):
+        certificate = verify(
+            before, in_mode(lean, False), example, verb="drop_bias", forward=forward, tolerance=tolerance,
+            unchanged=lambda path: path not in touched,
+        )  # fmt: skip
+        trains = _verify_with_batch_statistics(before, lean, example, forward, tolerance, touched)
     gradients = _verify_gradients(model, lean, cancelled, example, forward, tolerance) if trains else None
     kept = {id(p) for p in lean.parameters()}
     carry_over(optimizers, {id(p): memo[id(p)] if id(memo[id(p)]) in kept else None for p in model.parameters()})

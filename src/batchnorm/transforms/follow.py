@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import check_model
+from batchnorm.nested import tensors_in
 from batchnorm.optim import Optimizers as Optimizers
 from batchnorm.optim import is_optimizer, state_of, unwrapped
 
@@ -157,10 +158,10 @@ def copied_with(
     """
     memo: dict[int, Any] = dict(share or {})
     for module in model.modules():
-        for value in vars(module).values():
-            # A weight that is computed anew before every run (torch.nn.utils.weight_norm, pruning) cannot be copied
-            # with what it was computed from; its numbers will do until then.
-            if isinstance(value, Tensor) and not value.is_leaf:
+        for value in tensors_in(vars(module)):
+            # A weight that is computed anew before every run (torch.nn.utils.weight_norm, pruning), or a cache that a
+            # forward filled, cannot be copied with what it was computed from; its numbers will do until then.
+            if not value.is_leaf:
                 memo.setdefault(id(value), value.detach().clone())
     try:
         copied = copy.deepcopy(model, memo)

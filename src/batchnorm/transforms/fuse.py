@@ -16,7 +16,7 @@ from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import call_with, trace
 from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
-from batchnorm.preserve import _HOOKS, in_mode, modes, untouched
+from batchnorm.preserve import _HOOKS, in_mode, untouched
 from batchnorm.records import Change, Report
 from batchnorm.transforms.follow import Optimizers, check_changeable, copied_with, follow, several
 from batchnorm.transforms.freeze import check_reached, is_frozen
@@ -76,7 +76,7 @@ def fuse(
     work = _Fusing(before, fused, example, forward)
     work.run()
     check_reached("fuse", work.changes, work.left, fused)
-    with modes(before), modes(fused):
+    with untouched(before), untouched(fused):
         before.eval()
         fused.eval()
         certificate = verify(
@@ -172,7 +172,7 @@ class _Fusing:
 
     def _watch(self) -> Iterator[Graph]:
         for training in (True, False):
-            with modes(self.model):
+            with untouched(self.model):
                 yield trace(in_mode(self.model, training), self.example, forward=self.forward)
 
     # ---- what follows a layer

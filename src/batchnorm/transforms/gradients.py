@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.graph import call_with
-from batchnorm.preserve import in_mode, modes, untouched
+from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate
 from batchnorm.transforms.verify import dtypes_inside
 
@@ -174,7 +174,7 @@ def verify_gradients(
     exact = (-1.0, -1.0)  # not asked
     own = {m.training for m in before.modules()}
     ways: list[bool | None] = [True, False] if len(own) == 1 else [None, True, False]
-    with modes(before), modes(after):
+    with untouched(before), untouched(after):
         for mode in ways:
             if mode is not None:
                 before.train(mode)

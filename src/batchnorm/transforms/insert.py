@@ -100,10 +100,8 @@ def insert(
         )
     changed, memo = copied_with(model, where=_HERE)
     before = in_mode(copied_with(model, where=_HERE)[0], False)
-    modes = [(module, module.training) for module in changed.modules()]
-    graph = trace(in_mode(changed, False), example, forward=forward)
-    for module, training in modes:
-        module.training = training
+    with untouched(changed):
+        graph = trace(in_mode(changed, False), example, forward=forward)
     places, left = _places(changed, graph, where, only, after_activation)
     norms = {path: _make(norm, graph, path, layer, options) for path, layer in places.items()}
     moments = None if preserve is None else _measure(changed, places, preserve, forward or first_of(_HERE))

@@ -20,6 +20,7 @@ from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.switches import from_batch, turned
+from batchnorm.preserve import attributes
 from batchnorm.records import Change, Report, _plain
 from batchnorm.transforms.follow import scripted_norms
 from batchnorm.transforms.freeze import is_constant, is_frozen
@@ -69,8 +70,8 @@ def sites(model: nn.Module, verb: str) -> tuple[list[tuple[str, _BatchNorm]], di
 def observing(model: nn.Module, seen: Mapping[_BatchNorm, Tally]) -> Iterator[list[bool]]:
     """Have the layers use each batch's statistics, keep none, and tell their tallies what they are given.
 
-    Everything else of the model is in evaluation mode (the caller puts modes back). Tallies hear of it while the first
-    entry of the list that is handed out is true.
+    Everything else of the model is in evaluation mode. Tallies hear of it while the first entry of the list that is
+    handed out is true. Modes and attributes are restored at the end; buffers are not.
     """
     active = [True]
 
@@ -89,8 +90,9 @@ def observing(model: nn.Module, seen: Mapping[_BatchNorm, Tally]) -> Iterator[li
         if not seen[layer].add(x, mask):
             report_nonfinite(False, getattr(layer, "nonfinite", "reject"), type(layer).__name__)
 
-    model.eval()
     with ExitStack() as stack:
+        stack.enter_context(attributes(model))
+        model.eval()
         inspected = seen.__contains__
         stack.enter_context(turned(model, lambda layer: from_batch(layer) if layer in seen else {}, held=inspected))
         for layer in seen:
