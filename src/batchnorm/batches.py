@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 ARRAYS = (".npy", ".npz", *SUFFIXES)
-LABELS = ("y", "label", "labels", "target", "targets", "arr_1")  # names under which files and loaders keep labels
 _KINDS = ", ".join(ARRAYS)
 
 
@@ -43,7 +42,7 @@ def call_batch(model: nn.Module, batch: Batch) -> Any:
     >>> call_batch(torch.nn.Bilinear(2, 3, 4), Batch((torch.zeros(5, 2), torch.zeros(5, 3)))).shape
     torch.Size([5, 4])
     """
-    from batchnorm.graph import call_with
+    from batchnorm.calling import call_with
 
     return call_with(model, batch.inputs)
 
@@ -169,11 +168,14 @@ def split_labels(given: Any, source: str = "the data") -> Batch:
     >>> split_labels({"x": 1, "y": 2}), split_labels(({"ids": 1, "mask": 2}, 3))
     (Batch(inputs=1, labels=2), Batch(inputs={'ids': 1, 'mask': 2}, labels=3))
     """
+    from batchnorm.calling import LABELS
+
+    named = (*LABELS, "arr_1")
     if isinstance(given, Batch):
         return given
     if isinstance(given, Mapping):
-        labels = next((given[name] for name in LABELS if name in given), None)
-        inputs = {str(name): value for name, value in given.items() if name not in LABELS}
+        labels = next((given[name] for name in named if name in given), None)
+        inputs = {str(name): value for name, value in given.items() if name not in named}
         if not inputs:
             raise BatchNormError(f"{source} has no inputs, only {', '.join(map(str, given)) or 'nothing'}")
         return Batch(next(iter(inputs.values())) if len(inputs) == 1 else inputs, labels)

@@ -38,6 +38,15 @@ def _rebuild(cls: type[BatchNormError], problem: str, where: str, do: str) -> Ba
     return cls(problem, where=where, do=do)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of a message, which may be long.
+
+    >>> first_line(ValueError("one\\ntwo"))
+    'one'
+    """
+    return (str(error).strip().splitlines() or ["(no message)"])[0][:300]
+
+
 class NonFiniteBatch(BatchNormError, FloatingPointError):
     """A batch whose moments are NaN or infinite; it never reaches the running statistics."""
 

@@ -21,6 +21,7 @@ from torch.nn.modules.module import (
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from batchnorm.calling import call_with
 from batchnorm.dataflow import Call, Graph, Value
 from batchnorm.errors import BatchNormError
 from batchnorm.nested import fresh, tensors_in
@@ -133,19 +134,6 @@ def check_forward(forward: Any, where: str) -> None:
         raise BatchNormError(
             f"forward is {forward!r}", where=where, do="give a function of the model and of what it is called with"
         )
-
-
-def call_with(model: nn.Module, example: Any) -> Any:
-    """Call a model with an example: a tensor, a tuple of arguments, or a dictionary of named ones.
-
-    >>> call_with(nn.Bilinear(2, 3, 4), (torch.zeros(5, 2), torch.zeros(5, 3))).shape
-    torch.Size([5, 4])
-    """
-    if isinstance(example, dict):
-        return model(**example)
-    if isinstance(example, (tuple, list)):
-        return model(*example)
-    return model(example)
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -10,9 +10,10 @@ from torch import nn
 import batchnorm as bn
 import peer_models
 from batchnorm import trainers
+from batchnorm.calling import labels_of
 from batchnorm.doctor import lightning as adapter
 from batchnorm.doctor import transformers as other
-from batchnorm.doctor.attached import Attached, labels_in
+from batchnorm.doctor.attached import Attached
 
 HOMES = {adapter: trainers, other: other}  # who imports the other package
 
@@ -217,4 +218,4 @@ def test_a_package_that_lacks_one_of_its_own_is_not_called_missing(monkeypatch):
     ],
 )
 def test_labels(batch, found):
-    assert (labels_in(batch) is not None) == found
+    assert (labels_of(batch) is not None) == found

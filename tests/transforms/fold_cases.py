@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import batchnorm as bn
-from batchnorm.graph import call_with
+from batchnorm.calling import call_with
 from batchnorm.nested import tensors_in
 from batchnorm.transforms.affine import is_norm
 from batchnorm.transforms.verify import difference

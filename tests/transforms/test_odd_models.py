@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
 import batchnorm as bn
-from batchnorm.graph import call_with
+from batchnorm.calling import call_with
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.transforms.verify import verify
 

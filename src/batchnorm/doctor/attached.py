@@ -51,22 +51,3 @@ class Attached:
         if self._open and self.run is not None:
             self._open = False
             self.run.__exit__(None if error is None else type(error), error, None)
-
-
-def labels_in(batch: Any) -> Tensor | None:
-    """Return the class labels of a batch: its second entry, or what a dictionary calls so; None if there are none.
-
-    >>> import torch
-    >>> labels_in((torch.zeros(2, 3), torch.tensor([0, 1])))
-    tensor([0, 1])
-    >>> labels_in({"pixels": torch.zeros(2, 3), "labels": torch.tensor([0.5, 0.1])})
-    """
-    if isinstance(batch, (tuple, list)):
-        found = batch[1] if len(batch) > 1 else None
-    elif isinstance(batch, dict):
-        found = next((batch[name] for name in ("labels", "label", "targets", "target", "y") if name in batch), None)
-    else:
-        found = None
-    if isinstance(found, Tensor) and found.dim() == 1 and not found.dtype.is_floating_point:
-        return found
-    return None

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from batchnorm.doctor.codes import chosen
 from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.rule import NEEDS, Rule
-from batchnorm.doctor.subject import BATCHES, Forward, Subject, first_line
-from batchnorm.errors import BatchNormError, BatchNormWarning
+from batchnorm.doctor.subject import BATCHES, Forward, Subject
+from batchnorm.errors import BatchNormError, BatchNormWarning, first_line
 from batchnorm.graph import check_ready
 from batchnorm.preserve import in_mode, parameters, untouched
 from batchnorm.records import HELD, Finding

@@ -10,7 +10,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from batchnorm.doctor.attached import Attached, labels_in
+from batchnorm.calling import labels_of
+from batchnorm.doctor.attached import Attached
 from batchnorm.doctor.findings import Findings
 from batchnorm.trainers import lightning_callback
 
@@ -39,7 +40,7 @@ class Events:
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Tell the labels, if there are any."""
-        self._attached.told(labels_in(batch))
+        self._attached.told(labels_of(batch))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End."""

@@ -17,9 +17,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from batchnorm.calling import batch_forward, call_with, inputs_of, labels_of
 from batchnorm.dataflow import Graph
-from batchnorm.errors import BatchNormError, BatchNormWarning
-from batchnorm.graph import call_with, trace
+from batchnorm.errors import BatchNormError, BatchNormWarning, first_line
+from batchnorm.graph import trace
 from batchnorm.layers.sync import Synchronised
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import in_mode, random_states, untouched
@@ -84,7 +85,8 @@ class Subject:
     (['1'], 'batches of data (data=)')
 
     ``batches`` are at most ``max_batches`` of ``data``; the example is the first of them unless one is given. A batch
-    that is a tuple or list stands for (input, labels, ...); ``forward(model, batch)`` says so otherwise.
+    that is a tuple or list stands for (input, labels, ...), a dictionary for named arguments; ``forward(model, batch)``
+    replaces that.
     """
 
     def __init__(
@@ -189,13 +191,11 @@ class Subject:
         return bool(self.batches) and all(self.labels(batch) is not None for batch in self.batches)
 
     def labels(self, batch: Any) -> Tensor | None:
-        """The class labels of a batch: its second entry, if that is one whole number an example."""
-        if not isinstance(batch, (tuple, list)) or len(batch) < 2 or not isinstance(batch[1], Tensor):
+        """The class labels of a batch: its second entry, or one named so, if that is one whole number an example."""
+        labels, first = labels_of(batch), tensors_in(self._input(batch) if self._forward is None else batch)
+        if labels is None or labels.dtype is torch.bool or not first or first[0].dim() == 0:
             return None
-        labels, first = batch[1], tensors_in(batch[0])
-        whole = not labels.dtype.is_floating_point and labels.dtype is not torch.bool
-        fits = labels.dim() == 1 and bool(first) and first[0].dim() > 0 and len(labels) == len(first[0])
-        return labels if whole and fits else None
+        return labels if len(labels) == len(first[0]) else None
 
     @cached_property
     def sample(self) -> list[Any]:
@@ -224,7 +224,7 @@ class Subject:
     def _input(self, batch: Any) -> Any:
         if self._forward is not None:
             return batch
-        return batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+        return inputs_of(self.model, batch, "check")
 
     @contextmanager
     def looking(
@@ -272,11 +272,13 @@ class Subject:
         right = []
         for batch, given in zip(self.sample, outputs, strict=True):
             labels = self.labels(batch)
-            if labels is None or not given or given[0].dim() != 2 or len(given[0]) != len(labels):
+            if labels is None:
                 return None
-            if not given[0].shape[1]:
+            # A model that was given labels, too, may return a loss before the scores.
+            scores = next((t for t in given if t.dim()), None)
+            if scores is None or scores.dim() != 2 or len(scores) != len(labels) or not scores.shape[1]:
                 return None
-            right.append(given[0].argmax(1).cpu() == labels.cpu())
+            right.append(scores.argmax(1).cpu() == labels.cpu())
         found = torch.cat(right)
         return found if len(found) else None
 
@@ -315,7 +317,7 @@ def measured(model: nn.Module, batches: Sequence[Any], forward: Forward | None) 
     def run(model: nn.Module, batch: Any) -> Any:
         if forward is not None:
             return forward(model, fresh(batch))
-        return call_with(model, fresh(batch[0] if isinstance(batch, (tuple, list)) and batch else batch))
+        return batch_forward("check")(model, fresh(batch))
 
     joined = larger(batches) if forward is None else list(batches)
     with warnings.catch_warnings():
@@ -374,12 +376,3 @@ def _numbers(tensor: Tensor | None) -> Tensor | None:
 
 
 _TENSORS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-
-
-def first_line(error: BaseException) -> str:
-    """Of a message that may be long.
-
-    >>> first_line(ValueError("so\\nand so"))
-    'so'
-    """
-    return (str(error).strip().splitlines() or ["(no message)"])[0][:300]

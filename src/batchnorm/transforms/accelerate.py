@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from batchnorm.graph import call_with
+from batchnorm.calling import call_with
 from batchnorm.preserve import in_mode, random_states, untouched
 from batchnorm.records import Certificate, Change, Measurement, Report
 from batchnorm.transforms.follow import Optimizers, check_changeable, copy_model, follow, several

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchnorm.calling import batch_forward
 from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
 from batchnorm.graph import check_forward
 from batchnorm.layers.accumulate import Seen, of_everybody
@@ -30,7 +31,6 @@ from batchnorm.transforms.measuring import (
     Measured,
     State,
     bar,
-    first_of,
     no_batches,
     observing,
     replaced,
@@ -106,9 +106,9 @@ def adapt(
     of ``lr`` per batch towards confident predictions: down the mean entropy of the softmax over dimension 1 of the
     output. The statistics are those of the batches, as they passed.
 
-    Batches that are tuples or lists give their first entry; for anything else, ``forward``
-    takes the model and a batch. Frozen layers stay as they are (`unfreeze` them first). ``progress`` shows a bar. A
-    batch that raises leaves the model and the optimizers as they were. ``optimizer``: one or several, made for
+    A batch is a tensor, a tuple or list that begins with one, or a dictionary of arguments; for anything else,
+    ``forward`` takes the model and a batch. Frozen layers stay as they are (`unfreeze` them first). ``progress`` shows
+    a bar. A batch that raises leaves the model and the optimizers as they were. ``optimizer``: one or several, made for
     ``model``, if it is to be trained on; they follow to the copy with their groups and state. ``inplace`` adapts the
     model itself, which is returned.
 
@@ -122,10 +122,9 @@ def adapt(
     _check(method, prior, steps, lr)
     check_forward(forward, "adapt")
     optimizers = check_optimizers(model, optimizer, "adapt")
-    if isinstance(batches, Tensor):
-        raise BatchNormError(
-            f"batches is one tensor of shape {list(batches.shape)}", where="adapt", do="give a list of batches: [x]"
-        )
+    if isinstance(batches, (Tensor, Mapping)):
+        kind = f"tensor of shape {list(batches.shape)}" if isinstance(batches, Tensor) else type(batches).__name__
+        raise BatchNormError(f"batches is one {kind}", where="adapt", do="give a list of batches: [x]")
     layers, left = sites(model, "adapt")
     if method == "entropy" and not any(layer.weight is not None or layer.bias is not None for _, layer in layers):
         raise BatchNormError("no BN layer has a gamma or beta to adapt", where="adapt", do='use method="statistics"')
@@ -136,7 +135,7 @@ def adapt(
     state = State(model, [layer for _, layer in layers])
     adapted = Adapted(model, state)
     try:
-        seen = _observe(adapted, layers, batches, method, forward or first_of("adapt"), steps, lr, progress)
+        seen = _observe(adapted, layers, batches, method, forward or batch_forward("adapt"), steps, lr, progress)
         adapted.report = _write(layers, seen, prior, left, state)
     except BaseException:
         state.put_back()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchnorm.calling import batch_forward
 from batchnorm.distributed.agreement import Together
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments
@@ -33,7 +34,6 @@ from batchnorm.transforms.measuring import (
     Measured,
     State,
     bar,
-    first_of,
     no_batches,
     observing,
     replaced,
@@ -131,8 +131,9 @@ def calibrate(
     reach and those without running statistics are left, and the report says so. ``num_batches_tracked`` becomes the
     number of batches a layer saw.
 
-    Batches that are tuples or lists give their first entry; for anything else, ``forward`` takes the model and a batch.
-    A tensor in the place of the batches is one batch.
+    A batch is a tensor, a tuple or list that begins with one, or a dictionary of arguments; for anything else,
+    ``forward`` takes the model and a batch.
+    A tensor or a dictionary in the place of the batches is one batch.
     ``until=0.01`` stops when no layer's standard error is above (see `Calibrated`); it is looked at after batches
     4, 5, 6 and so on, and from 16 on after every eighth more. ``max_batches`` stops in any case. ``process_group``:
     every process of the group shows its model its own share of the data, and all get the statistics of all of it; they
@@ -171,7 +172,7 @@ def calibrate(
             stack.enter_context(observing(model, seen))
             stack.enter_context(torch.no_grad())
             stream, say = stack.enter_context(bar(batches, "calibrating", shown))
-            rounds = _rounds(stream, seen, begun, model, forward or first_of("calibrate"), until, max_batches)
+            rounds = _rounds(stream, seen, begun, model, forward or batch_forward("calibrate"), until, max_batches)
             for more in rounds:
                 going_on = together.any(more)
                 total = _total(seen, layers, together, begun)

@@ -230,7 +230,7 @@ def _try(model: nn.Module, example: Any) -> None:
     """Run the model once, so that an example that it does not take ends in one sentence."""
     import torch
 
-    from batchnorm.graph import call_with
+    from batchnorm.calling import call_with
     from batchnorm.nested import fresh
     from batchnorm.preserve import untouched
 

@@ -15,9 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
+from batchnorm.calling import batch_forward, call_with
 from batchnorm.distributed.groups import hold
 from batchnorm.errors import BatchNormError
-from batchnorm.graph import call_with, check_forward
+from batchnorm.graph import check_forward
 from batchnorm.layers.family import find_brick
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.masked import MaskedBatchNorm
@@ -39,7 +40,7 @@ from batchnorm.transforms.freeze import check_reached
 from batchnorm.transforms.gradients import step, verify_gradients
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.match import Survey, match
-from batchnorm.transforms.measuring import first_of, no_batches, streamed
+from batchnorm.transforms.measuring import no_batches, streamed
 from batchnorm.transforms.verify import Forward, check_tolerance, verify
 
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
@@ -117,7 +118,7 @@ running_mean, running_var, num_batches_tracked -> nothing
         raise no_batches(_HERE)
     run = forward or call_with
     if example is None and batches is not None:
-        example, run = batches[0], forward or first_of(_HERE)
+        example, run = batches[0], forward or batch_forward(_HERE)
     norms = _norms(model, to, wanted, where is None, batches is not None)
     survey = Survey()
     if to not in (*OF_BATCHES, "none") or not all(isinstance(norm, _BatchNorm) for norm in norms.values()):
@@ -125,7 +126,7 @@ running_mean, running_var, num_batches_tracked -> nothing
             path: norm for path, norm in norms.items() if kind_of(norm)
         }  # others stay, and may be called in any way
         if batches is not None:
-            survey.run(model, known, batches, forward or first_of(_HERE), moments=True)
+            survey.run(model, known, batches, forward or batch_forward(_HERE), moments=True)
         elif example is not None:
             survey.run(model, known, [example], run, moments=False)
     before = copied_with(model)[0] if inplace and example is not None else model
@@ -135,7 +136,9 @@ running_mean, running_var, num_batches_tracked -> nothing
         done.run(changed, list(norms), every=where is None)
         for path in [path for path in survey.given if path in done.to_match]:  # in the order of their calls
             norm = done.to_match[path]
-            done.changes += match(changed, path, norm, survey.given[path], batches or [], forward or first_of(_HERE))
+            done.changes += match(
+                changed, path, norm, survey.given[path], batches or [], forward or batch_forward(_HERE)
+            )
         certificates: tuple[Certificate | None, Certificate | None] = (None, None)
         if example is not None and done.changes:
             certificates = _certificates(before, changed, example, run, tolerance, done)

@@ -12,9 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
+from batchnorm.calling import call_with
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
-from batchnorm.graph import call_with, trace
+from batchnorm.graph import trace
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.foreign import Evaluating, is_foreign
 from batchnorm.layers.switches import use_batch_statistics

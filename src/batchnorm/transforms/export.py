@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from batchnorm.calling import call_with
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.extras import install
 from batchnorm.files import replacing
-from batchnorm.graph import call_with, check_model
+from batchnorm.graph import check_model
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import random_states
 from batchnorm.records import Report

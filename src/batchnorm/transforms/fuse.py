@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map
 
+from batchnorm.calling import call_with
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
-from batchnorm.graph import call_with, trace
+from batchnorm.graph import trace
 from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
 from batchnorm.preserve import _HOOKS, in_mode, untouched
 from batchnorm.records import Change, Report

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from batchnorm.calling import call_with
 from batchnorm.errors import BatchNormError, NotEquivalent
-from batchnorm.graph import call_with
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate
 from batchnorm.transforms.verify import dtypes_inside

@@ -13,9 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from batchnorm.calling import batch_forward, call_with
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError, NotEquivalent
-from batchnorm.graph import call_with, trace
+from batchnorm.graph import trace
 from batchnorm.layers.accumulate import Seen
 from batchnorm.layers.family import make_norm
 from batchnorm.layers.foreign import keeps_statistics
@@ -28,7 +29,7 @@ from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers
 from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
 from batchnorm.transforms.gradients import Step, apart, double, few_samples, step
 from batchnorm.transforms.left_behind import left_behind
-from batchnorm.transforms.measuring import first_of, no_batches, streamed
+from batchnorm.transforms.measuring import no_batches, streamed
 from batchnorm.transforms.verify import Forward, check_arguments, verify
 
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
@@ -104,7 +105,7 @@ def insert(
         graph = trace(in_mode(changed, False), example, forward=forward)
     places, left = _places(changed, graph, where, only, after_activation)
     norms = {path: _make(norm, graph, path, layer, options) for path, layer in places.items()}
-    moments = None if preserve is None else _measure(changed, places, preserve, forward or first_of(_HERE))
+    moments = None if preserve is None else _measure(changed, places, preserve, forward or batch_forward(_HERE))
     changes: list[Change] = []
     added: list[tuple[nn.Module, nn.Module]] = []
     gone: dict[str, Tensor] = {}

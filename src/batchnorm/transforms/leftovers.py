@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchnorm.graph import call_with
+from batchnorm.calling import call_with
 from batchnorm.nested import fresh
 from batchnorm.preserve import untouched
 from batchnorm.records import Change

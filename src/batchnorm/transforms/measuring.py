@@ -204,34 +204,13 @@ def replaced(path: str, layer: _BatchNorm, mean: Tensor, var: Tensor) -> Iterato
         yield Change(path, name, old, short(buffer))
 
 
-def first_of(verb: str) -> Forward:
-    """Return the way a model is called if nothing else is said: with a tensor, or the first entry of a tuple.
-
-    >>> first_of("calibrate")(nn.Identity(), (torch.ones(1), "label"))
-    tensor([1.])
-    """
-
-    def forward(model: nn.Module, batch: Any) -> Any:
-        if isinstance(batch, (tuple, list)) and batch:
-            batch = batch[0]
-        if not isinstance(batch, Tensor):
-            raise BatchNormError(
-                f"a batch is a {type(batch).__name__}, not a tensor or a tuple that begins with one",
-                where=verb,
-                do="give forward=lambda model, batch: ...",
-            )
-        return model(batch)
-
-    return forward
-
-
 def streamed(batches: Any, verb: str) -> Iterable[Any]:
-    """Return batches to go through: a tensor is one of them, and what cannot be gone through is refused.
+    """Return batches to go through: a tensor or a dictionary is one of them; what cannot be gone through is refused.
 
     >>> len(list(streamed(torch.ones(4, 2), "calibrate")))
     1
     """
-    if isinstance(batches, Tensor):
+    if isinstance(batches, (Tensor, Mapping)):
         return [batches]
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
         raise BatchNormError(

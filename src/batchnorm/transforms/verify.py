@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from batchnorm.calling import call_with
 from batchnorm.errors import BatchNormError, NotEquivalent
-from batchnorm.graph import call_with, check_forward, check_ready
+from batchnorm.graph import check_forward, check_ready
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from batchnorm.calling import call_with, inputs_of
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
 from batchnorm.nested import fresh
@@ -66,10 +67,10 @@ def boundary(
     with it, mu and sigma being those of all the data here. The distance is |w.z - b| / ||w|| (Balestriero & Baraniuk,
     2022): the mean is the b of the least squared distance. Batches of each size are drawn from the data with
     replacement, ``draws`` times; for plain Gaussian inputs their jitter is 1/sqrt(m) and about 1/sqrt(2m).
-    ``batches`` holds tensors, or tuples that begin with one; the model is watched in evaluation mode, and is as it was
-    afterwards. ``layers`` chooses BN layers by path.
+    ``batches`` holds tensors, tuples that begin with one, or dictionaries of arguments; the model is watched in
+    evaluation mode, and is as it was afterwards. ``layers`` chooses BN layers by path.
     """
-    inputs = [batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches]
+    inputs = [inputs_of(model, batch, "boundary") for batch in batches]
     if not inputs:
         raise BatchNormError("there are no batches", where="boundary", do="give at least one")
     pairs = _pairs(model, inputs[0], layers)
@@ -82,7 +83,7 @@ def boundary(
                 lambda module, given, path=path: seen[path].append(given[0].detach())  # type: ignore[misc]
             )
         for given in inputs:
-            model(fresh(given))
+            call_with(model, fresh(given))
     generator = torch.Generator().manual_seed(seed)
     return tuple(_measure(path, *pairs[path], torch.cat(seen[path]), batch_sizes, draws, generator) for path in pairs)
 
