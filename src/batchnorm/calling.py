@@ -74,7 +74,7 @@ def inputs_of(model: nn.Module | None, batch: Any, where: str = "") -> Any:
         raise BatchNormError(
             f"a batch has {unknown[0]!r}, and forward of {type(model).__name__} takes {', '.join(taken) or 'nothing'}",
             where=where,
-            do="leave it out of the batches, or give forward=lambda model, batch: ...",
+            do="leave it out of the batches, or give the model in a module whose forward takes it",
         )
     return given
 

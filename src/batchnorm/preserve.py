@@ -140,7 +140,8 @@ def attributes(model: nn.Module) -> Iterator[None]:
     ]
     memory = [(parameter, parameter.data) for parameter in model.parameters() if _has_memory(parameter)]
     contents = _Contents(
-        value for _, _, own, _ in before for name, value in own.items() if name not in _KEPT_ELSEWHERE
+        value for _, _, own, _ in before for name, value in own.items()
+        if type(value) not in _PLAIN and name not in _KEPT_ELSEWHERE
     )  # fmt: skip
     try:
         yield
@@ -191,7 +192,7 @@ class _Contents:
             inside = own.values()
         else:
             return
-        for item in list(inside):
+        for item in [item for item in inside if type(item) not in _PLAIN]:
             self._look(item, objects)
 
     def put_back(self) -> None:
@@ -250,7 +251,9 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-_KEPT_ELSEWHERE = frozenset({*_HOOKS, "_parameters", "_buffers", "_modules"})
+# A run leaves these alone, or they are restored separately.
+_KEPT_ELSEWHERE = frozenset({*_HOOKS, *vars(nn.Module())}) - {"_non_persistent_buffers_set"}
+_PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 
 
 @contextmanager

@@ -31,6 +31,7 @@ def fix(
     example: Any = None,
     data: Iterable[Any] | None = None,
     forward: Forward | None = None,
+    tolerance: float | None = None,
 ) -> tuple[nn.Module, Report]:
     """Return a repaired copy of the model, and the report with its certificate.
 
@@ -45,8 +46,8 @@ def fix(
     Only what is safe is repaired, unless ``unsafe`` is true; what is left, also for lack of an example or data, has its
     reason in the report. ``example``, ``data``, ``forward`` and the optimisers are those of the check unless given. The
     optimisers follow to the copy with their groups and state; if anything raises, neither they nor the model have
-    changed. If every repair keeps the function in evaluation mode the certificate says that it did, else how far the
-    outputs moved.
+    changed. If every repair keeps the function in evaluation mode the certificate says that it did, up to ``tolerance``
+    (a share of the largest output), else how far the outputs moved.
     """
     subject = findings.subject if isinstance(findings, Findings) else None
     wanted = list(findings)
@@ -96,7 +97,11 @@ def fix(
                 if _named(path, reparable):
                     _leave(left, path, f"{code}: {why}")
             keeps = keeps and (rule.keeps or not report.changes)
-    certificate = _certify(model, patient, keeps) if changes and patient.example is not None else None
+    certificate = (
+        _certify(model, patient, tolerance if keeps else float("inf"))
+        if changes and patient.example is not None
+        else None
+    )
     for mine, follower in zip(optimizers, patient.optimizers, strict=True):
         mine.param_groups[:] = follower.param_groups
         if state_of(mine):
@@ -114,14 +119,13 @@ def _named(path: str, findings: list[Finding]) -> bool:
     return any(finding.path == path for finding in findings)
 
 
-def _certify(model: nn.Module, patient: Patient, keeps: bool) -> Certificate | None:
+def _certify(model: nn.Module, patient: Patient, tolerance: float | None) -> Certificate | None:
     before, after = in_mode(copy.deepcopy(model), False), in_mode(copy.deepcopy(patient.model), False)
-    tolerance = None if keeps else float("inf")
     try:
         return verify(before, after, patient.example, verb="fix", forward=patient.forward, tolerance=tolerance)
     except NotEquivalent:
         raise
     except BatchNormError:  # the model gave nothing that could be compared: that may be why it was repaired
-        if keeps:
+        if tolerance != float("inf"):
             raise
         return None

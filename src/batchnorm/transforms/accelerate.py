@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
-from batchnorm.calling import call_with
+from batchnorm.calling import call_with, in_training
+from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import in_mode, random_states, untouched
 from batchnorm.records import Certificate, Change, Measurement, Report
 from batchnorm.transforms.follow import Optimizers, check_changeable, copy_model, follow, several
@@ -181,7 +181,7 @@ def fastest(times: tuple[Measurement, ...]) -> str:
 
 def _certificates(
     model: nn.Module, changed: nn.Module, example: Any, forward: Forward | None, tolerance: float | None
-) -> tuple[Certificate, Certificate]:
+) -> tuple[Certificate, Certificate | None]:
     before = copy_model(model)
     with untouched(changed):
         outputs = verify(
@@ -229,7 +229,7 @@ def mean_square(output: Any) -> Tensor:
     >>> mean_square({"a": torch.tensor([1.0, 3.0])})
     tensor(5.)
     """
-    parts = [t.float().square().mean() for t in tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point()]
+    parts = [t.float().square().mean() for t in tensors_in(output) if t.is_floating_point()]
     return torch.stack(parts).sum()
 
 
@@ -238,13 +238,13 @@ def _steps(model: nn.Module, example: Any, run: Forward, loss: Loss) -> Callable
     twin = in_mode(copy_model(model), True)
     learning = [p for p in twin.parameters() if p.requires_grad]
     sgd = torch.optim.SGD(learning, lr=1e-6, momentum=0.9) if learning else None
-    given = tree_map(lambda t: t.detach().clone() if isinstance(t, Tensor) else t, example)
+    given = fresh(example)
 
     def step() -> None:
         with torch.enable_grad():
             if sgd is not None:
                 sgd.zero_grad()
-            found = loss(run(twin, given))
+            found = loss(in_training(twin, given, run, "accelerate"))
             if found.requires_grad:
                 found.backward()  # type: ignore[no-untyped-call]
             if sgd is not None:

@@ -22,7 +22,7 @@ from batchnorm.graph import check_forward
 from batchnorm.layers.family import find_brick
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.masked import MaskedBatchNorm
-from batchnorm.preserve import in_mode, untouched
+from batchnorm.preserve import untouched
 from batchnorm.records import Certificate, Report
 from batchnorm.transforms.bricks import OF_BATCHES, kind_of
 from batchnorm.transforms.exchange import Exchange, shared
@@ -37,7 +37,7 @@ from batchnorm.transforms.follow import (
     several,
 )
 from batchnorm.transforms.freeze import check_reached
-from batchnorm.transforms.gradients import step, verify_gradients
+from batchnorm.transforms.gradients import verify_gradients
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.match import Survey, match
 from batchnorm.transforms.measuring import no_batches, streamed
@@ -265,19 +265,12 @@ def _certificates(
         before.eval()
         after.eval()
         outputs = verify(before, after, example, verb=_HERE, forward=run, tolerance=limit)
-        if not done.keeps_training or shared(before) or shared(after) or not _trains(before, example, run):
+        if not done.keeps_training or shared(before) or shared(after):
             return outputs, None
-        return outputs, verify_gradients(before, after, example, verb=_HERE, forward=run, tolerance=tolerance)
-
-
-def _trains(model: nn.Module, example: Any, run: Forward) -> bool:
-    """Whether an example will do for training: one of a single sample may not."""
-    with untouched(model):
-        try:
-            step(in_mode(model, True), example, run)
-        except Exception:
-            return False
-    return True
+        # An example of a single sample may not do for training: then there are no gradients to compare.
+        return outputs, verify_gradients(
+            before, after, example, verb=_HERE, forward=run, tolerance=tolerance, optional=True
+        )
 
 
 @contextmanager

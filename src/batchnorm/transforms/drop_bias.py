@@ -251,7 +251,7 @@ def _verify_with_batch_statistics(
         allowed = max([TOLERANCE.get(d, 0.0) for d in dtypes], default=0.0) if tolerance is None else tolerance
         verify(
             before, after, example, verb="drop_bias, with batch statistics", forward=forward,
-            tolerance=allowed * _IN_BATCH_MODE, unchanged=lambda path: path not in touched,
+            tolerance=allowed * _IN_BATCH_MODE, more=0, unchanged=lambda path: path not in touched,
         )  # fmt: skip
     return True
 
@@ -291,10 +291,13 @@ def _verify_gradients(
         for norm, layer in norms_of(now, taken=False).items():
             layer.running_mean = layer.running_mean.detach() - biases[norm].to(layer.running_mean)
 
-    if not takes_steps(before, example, forward or call_with):
-        return None
     allowed = None if tolerance is None else tolerance * _IN_BATCH_MODE
-    return verify_gradients(before, lean, example, verb="drop_bias", forward=run, tolerance=allowed, finish=finish)
+    found = verify_gradients(
+        before, lean, example, verb="drop_bias", forward=run, tolerance=allowed, finish=finish, optional=True
+    )
+    if found is None and takes_steps(in_mode(before, False), example, forward or call_with):
+        step(in_mode(before, True), example, forward or call_with, where="drop_bias")  # raises, and says why
+    return found
 
 
 def takes_steps(model: nn.Module, example: Any, run: Forward) -> bool:

@@ -6,7 +6,7 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,11 +27,16 @@ from batchnorm.specs import called
 from batchnorm.transforms.affine import is_norm
 from batchnorm.transforms.fold import fold
 from batchnorm.transforms.left_behind import left_behind
-from batchnorm.transforms.verify import TOLERANCE, difference
+from batchnorm.transforms.verify import TOLERANCE, check_tolerance, difference
 
 
 def export(
-    model: nn.Module, example: Any, path: str | os.PathLike[str], *, dynamic_shapes: Any = None
+    model: nn.Module,
+    example: Any,
+    path: str | os.PathLike[str],
+    *,
+    dynamic_shapes: Any = None,
+    tolerance: float | None = None,
 ) -> tuple[nn.Module, Report]:
     """Fold the BN layers of a model and write it to a file: ``.onnx``, or ``.pt2`` for ``torch.export``.
 
@@ -43,10 +48,11 @@ its statistics; call model.eval() first
 
     ``example`` is what the model is called with, as for `fold`, whose results are returned. What was written is read
     back and run, in onnxruntime if that is installed, and has to give what the model gives; else there is no file. A
-    model without BN is written as it is. ``dynamic_shapes`` goes to ``torch.export`` as it is. ONNX needs the packages
-    onnx and onnxscript.
+    model without BN is written as it is. ``tolerance`` is the difference allowed in both, as a share of the largest
+    output. ``dynamic_shapes`` goes to ``torch.export`` as it is. ONNX needs the packages onnx and onnxscript.
     """
     check_model(model, "export")
+    check_tolerance(tolerance, "export")
     file = Path(path)
     if file.suffix not in (".onnx", ".pt2"):
         raise BatchNormError(f"the file is named {file.name!r}", where="export", do="end its name in .onnx or .pt2")
@@ -61,8 +67,8 @@ its statistics; call model.eval() first
         raise BatchNormError(f"{' and '.join(missing)} cannot be imported", where="export", do=install("onnx"))
     folded, report = (model, Report())
     if any(is_norm(module) for module in model.modules()):  # there is none after `fold`, or after `convert`
-        folded, report = fold(model, example)
-    args, kwargs = ((), example) if isinstance(example, dict) else (_tuple(example), None)
+        folded, report = _fold(model, example, tolerance)
+    args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (_tuple(example), None)
     with torch.no_grad(), _quiet(), replacing(file) as written:
         program = called(
             "export: torch.export, given this model,",
@@ -79,15 +85,27 @@ its statistics; call model.eval() first
             called("export: torch.onnx.export", lambda: torch.onnx.export(program, (), written, verbose=False))
             got = _run_onnx(written, example) if find_spec("onnxruntime") is not None else expected
         _, relative = difference(expected, got)
-        allowed = max(TOLERANCE.get(t.dtype, 0.0) for t in expected)
+        allowed = max(TOLERANCE.get(t.dtype, 0.0) for t in expected) if tolerance is None else tolerance
         if not relative <= allowed:
             raise NotEquivalent(
                 f"{file.name} gives something else than the model, by {relative:.2g} of the largest output",
                 where="export",
-                do="no file was written; if the model is random in evaluation, switch that off",
+                do="no file was written; if the model is random in evaluation, switch that off; allow more with "
+                "tolerance= only if you know why they differ",
             )
     left_behind(model, folded, "export", trains=False)
     return folded, report
+
+
+def _fold(model: nn.Module, example: Any, tolerance: float | None) -> tuple[nn.Module, Report]:
+    """Fold, and give advice that ``export`` can take."""
+    try:
+        return fold(model, example, tolerance=tolerance)
+    except BatchNormError as error:
+        if "forward=" not in error.do:
+            raise
+        do = "fold it with bn.fold(model, example, forward=...), and give the result to torch.export"
+        raise type(error)(error.problem, where="export", do=do) from error
 
 
 def _same_chance(run: Callable[[], Any]) -> list[Tensor]:

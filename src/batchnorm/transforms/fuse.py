@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_map
 
-from batchnorm.calling import call_with
+from batchnorm.calling import call_with, failed_in_training
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
 from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
+from batchnorm.nested import few_samples, fresh
 from batchnorm.preserve import _HOOKS, in_mode, untouched
 from batchnorm.records import Change, Report
 from batchnorm.transforms.follow import Optimizers, check_changeable, copied_with, follow, several
 from batchnorm.transforms.freeze import check_reached, is_frozen
-from batchnorm.transforms.gradients import TOLERANCE, Step, apart, double, few_samples, step, verify_gradients
+from batchnorm.transforms.gradients import TOLERANCE, Step, apart, double, step, verify_gradients
 from batchnorm.transforms.inside import become_ours
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.rewrite import Wanted, activation_of, rewrite
@@ -174,7 +174,16 @@ class _Fusing:
     def _watch(self) -> Iterator[Graph]:
         for training in (True, False):
             with untouched(self.model):
-                yield trace(in_mode(self.model, training), self.example, forward=self.forward)
+                now = in_mode(self.model, training)
+                try:
+                    found = trace(now, self.example, forward=self.forward)
+                except BatchNormError:
+                    raise
+                except Exception as error:
+                    if not training:
+                        raise
+                    raise failed_in_training(now, error, "fuse") from error
+                yield found
 
     # ---- what follows a layer
 
@@ -314,8 +323,7 @@ class _Fusing:
         def keep(scope: str) -> Any:
             def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
                 if not any(training is module.training for training, *_ in found[scope]):
-                    copied = tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, (args, kwargs))
-                    found[scope].append((module.training, *copied))
+                    found[scope].append((module.training, *fresh((args, kwargs))))
 
             return hook
 
@@ -326,7 +334,7 @@ class _Fusing:
                 for scope in scopes:
                     module = self.before.get_submodule(scope)
                     module.register_forward_pre_hook(keep(scope), with_kwargs=True, prepend=True)
-                run(self.before, tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, self.example))
+                run(self.before, fresh(self.example))
         return found
 
     def _try(

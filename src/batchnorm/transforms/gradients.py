@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
-from batchnorm.calling import call_with
+from batchnorm.calling import call_with, failed_in_training, in_training
 from batchnorm.errors import BatchNormError, NotEquivalent
+from batchnorm.nested import few_samples, fresh, tensors_in
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate
+from batchnorm.transforms.choices import with_same_choices
 from batchnorm.transforms.verify import dtypes_inside
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -34,7 +35,9 @@ class Step:
 Finish = Callable[[nn.Module], None]
 
 
-def step(model: nn.Module, example: Any, run: Forward = call_with, finish: Finish | None = None) -> Step:
+def step(
+    model: nn.Module, example: Any, run: Forward = call_with, finish: Finish | None = None, where: str = ""
+) -> Step:
     """Run forward and backward once, in the model's mode, and leave the model and the random states as they were.
 
     >>> found = step(nn.Linear(2, 1, bias=False), torch.ones(3, 2))
@@ -42,21 +45,21 @@ def step(model: nn.Module, example: Any, run: Forward = call_with, finish: Finis
     {'outputs': ['output 0'], 'gradients': ['weight', 'input 0'], 'buffers': []}
 
     The loss is a fixed random combination of all outputs, so that no gradient cancels by symmetry. ``finish`` may
-    change the model after the backward pass, before its buffers are read.
+    change the model after the backward pass, before its buffers are read. What a model raises in training mode becomes
+    a `BatchNormError` that quotes it.
     """
     leaves: list[Tensor] = []
 
-    def leaf(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
+    def leaf(value: Tensor) -> Tensor:
         if not value.dtype.is_floating_point:
             return value.clone()
         leaves.append(value.detach().clone().requires_grad_())
         return leaves[-1].clone()  # a model may write into what it is given
 
     with untouched(model), torch.enable_grad():
-        outputs = [t for t in tree_leaves(run(model, tree_map(leaf, example))) if isinstance(t, Tensor)]
-        outputs = [t for t in outputs if t.dtype.is_floating_point]
+        given = fresh(example, leaf)
+        made = in_training(model, given, run, where) if model.training else run(model, given)
+        outputs = [t for t in tensors_in(made) if t.dtype.is_floating_point]
         learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
         sources = {**learning, **{f"input {i}": t for i, t in enumerate(leaves)}}
         draw = torch.Generator().manual_seed(0)
@@ -67,7 +70,14 @@ def step(model: nn.Module, example: Any, run: Forward = call_with, finish: Finis
                 total = total + (output * weights).sum()
         found: Any = [None] * len(sources)
         if isinstance(total, Tensor) and sources:
-            found = _gradients(total, list(sources.values()))
+            try:
+                found = _gradients(total, list(sources.values()))
+            except BatchNormError:
+                raise
+            except Exception as error:
+                if not model.training:
+                    raise
+                raise failed_in_training(model, error, where) from error
         if finish is not None:
             finish(model)
         buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
@@ -109,7 +119,8 @@ def apart(old: Step, new: Step, least: Step | None = None) -> dict[str, tuple[fl
     """
     found: dict[str, tuple[float, float, torch.dtype]] = {}
     for kind, named in old.kinds.items():
-        largest = max((_size(t) for t in named.values() if t is not None), default=0.0)
+        sizes = {name: _size(t) for name, t in named.items() if t is not None}
+        largest = max(sizes.values(), default=0.0)
         for name, a in named.items():
             b = new.kinds[kind].get(name)
             if a is None and b is None:
@@ -126,7 +137,7 @@ def apart(old: Step, new: Step, least: Step | None = None) -> dict[str, tuple[fl
                 continue
             gap = _gap(a, b)
             floor = least.kinds[kind].get(name) if least is not None else None
-            scale = max(_size(a), _SMALL * largest, 0.0 if floor is None else _size(floor))
+            scale = max(sizes[name], _SMALL * largest, 0.0 if floor is None else _size(floor))
             found[f"{kind} of {name}"] = (gap, (gap / scale if scale else float("inf")) if gap else 0.0, a.dtype)
     return found
 
@@ -135,7 +146,11 @@ def _gap(a: Tensor, b: Tensor) -> float:
     """The largest difference; where both are NaN, or the same infinity, there is none."""
     if torch.equal(a, b):
         return 0.0
-    x, y = a.double(), b.double()
+    if a.dtype in (torch.float32, torch.float64):
+        gap = float((a - b).abs().max())
+        if gap < float("inf"):
+            return gap
+    x, y = (t.to(torch.complex128 if t.dtype.is_complex else torch.float64) for t in (a, b))
     gap = float((x - y).abs().max())
     if gap == gap:
         return gap
@@ -152,7 +167,8 @@ def verify_gradients(
     forward: Forward | None = None,
     tolerance: float | None = None,
     finish: Finish | None = None,
-) -> Certificate:
+    optional: bool = False,
+) -> Certificate | None:
     """Compare a step of two models, in the mode they are in, in training and in evaluation; raise if they differ.
 
     >>> layer = nn.BatchNorm1d(3)
@@ -163,37 +179,44 @@ def verify_gradients(
     few samples of the example: they tell two functions apart as well as all of them. A tensor's difference counts
     relative to its largest number. Rounding alone can do more than that allows: a value that is zero but for rounding
     falls on the other side of a ReLU's kink, and a share of the gradient with it. So where the difference is above the
-    tolerance, the old model is asked how far its own step moves when its parameters are changed by a unit in the last
-    place; the new one may be `KINKS` times as far away. And in float64, where this does not happen, the two must give
-    the same to 1e-9: then the certificate is that of float64. A gradient that is zero but for rounding, as that of a
-    bias before BN, moves by more than itself, and is judged by float64 alone.
+    tolerance, the two must give the same to 1e-9 in float64, where this does not happen: then the certificate is that
+    of float64. The error of the original's step in its own numbers, or how far that step moves when its parameters
+    change by a unit in the last place, is what rounding does; the new step may be `KINKS` times as far away. A gradient
+    that is zero but for rounding, as that of a bias before BN, moves by more than itself; float64 alone judges it.
+    With ``optional`` None is returned if the model as it was cannot take a step.
     """
     run = forward or call_with
     example = _cut(before, example, run)
     worst, share, allowed = 0.0, 0.0, tolerance or 0.0
-    exact = (-1.0, -1.0)  # not asked
+    exact: tuple[float, float] | None = None  # in float64, where that was needed
     own = {m.training for m in before.modules()}
     ways: list[bool | None] = [True, False] if len(own) == 1 else [None, True, False]
     with untouched(before), untouched(after):
         for mode in ways:
             if mode is not None:
-                before.train(mode)
-                after.train(mode)
-            old, new = step(before, example, run, finish), step(after, example, run, finish)
+                in_mode(before, mode)
+                in_mode(after, mode)
             where = "the mode it is in" if mode is None else "training" if mode else "evaluation"
+            # In evaluation no sample depends on another, so one tells as much as several.
+            given = _cut(before, example, run, samples=1) if mode is False else example
+            try:
+                first = step(before, given, run, finish, verb)
+            except Exception:
+                if optional:
+                    return None
+                raise
+            old, new = _two_steps(before, after, given, run, verb, finish, tolerance, first)
             _check_numbers(old, f"in {where}", verb)
-            moved: tuple[dict[str, float], dict[str, float]] | None = None
+            rounding: _Rounding | None = None
             for name, (absolute, relative, dtype) in apart(old, new).items():
                 limit = TOLERANCE.get(dtype, 0.0) if tolerance is None else tolerance
                 kind = name.split()[0]
                 if not relative <= limit and tolerance is None:
-                    if moved is None:
-                        exact = max(exact, _in_float64(before, after, example, run, verb, old, finish))
-                        moved = _rounding(before, example, run, old, finish)
-                    kinds, tensors = moved
-                    limit = max(limit, KINKS * kinds.get(kind, 0.0))
-                    if exact[0] >= 0:  # only then: a tensor that is nothing but rounding tells nothing here
-                        limit = max(limit, KINKS * tensors.get(name, 0.0))
+                    if rounding is None:
+                        rounding = _Rounding(before, after, given, run, verb, old, finish)
+                        if rounding.exact is not None:
+                            exact = max(exact or rounding.exact, rounding.exact)
+                    limit = max(limit, rounding.limit(kind, name, relative))
                 if not relative <= limit:
                     raise NotEquivalent(
                         f"in {where}, {name} would differ by {absolute:.3g} ({relative:.2g} of the largest, allowed: "
@@ -204,10 +227,42 @@ def verify_gradients(
                 if kind != "outputs":
                     allowed = max(allowed, limit)
                     worst, share = max(worst, absolute), max(share, relative)
-    if exact[0] >= 0:
+    if exact is not None:
         what = f"gradients in float64 (in the model's own numbers: {share:.2g}, as rounding alone moves them)"
         return Certificate(*exact, TOLERANCE[torch.float64], 1, what)
     return Certificate(worst, share, allowed, 1, "gradients")
+
+
+def _two_steps(
+    before: nn.Module,
+    after: nn.Module,
+    example: Any,
+    run: Forward,
+    verb: str,
+    finish: Finish | None,
+    tolerance: float | None = None,
+    old: Step | None = None,
+) -> tuple[Step, Step]:
+    """A step of each model; where outputs differ, the changed one sorts and selects as the other does, if it does."""
+    old = old or step(before, example, run, finish, verb)
+    new = step(after, example, run, finish, verb)
+
+    def near(was: list[Tensor], now: list[Tensor]) -> bool:
+        limits = [TOLERANCE.get(t.dtype, 0.0) if tolerance is None else tolerance for t in was]
+        return len(was) == len(now) and all(
+            a.shape == b.shape and _gap(a, b) <= limit * _size(a) for a, b, limit in zip(was, now, limits, strict=True)
+        )
+
+    outputs = [[t for t in each.kinds["outputs"].values() if t is not None] for each in (old, new)]
+    if near(*outputs):
+        return old, new
+    try:
+        found = with_same_choices(
+            lambda: step(before, example, run, finish, verb), lambda: step(after, example, run, finish, verb), near
+        )  # fmt: skip
+    except Exception:  # choices that do not fit what the other model makes, or an operation that cannot be observed
+        found = None
+    return found or (old, new)
 
 
 def _check_numbers(old: Step, when: str, verb: str) -> None:
@@ -221,30 +276,92 @@ def _check_numbers(old: Step, when: str, verb: str) -> None:
                 )  # fmt: skip
 
 
-def _cut(model: nn.Module, example: Any, run: Forward) -> Any:
-    """A few samples of the example, if the model can take so few in training mode."""
-    small = few_samples(example)
+def _cut(model: nn.Module, example: Any, run: Forward, samples: int = 4) -> Any:
+    """A few samples of the example, if the model can take so few in training mode (one: in evaluation mode)."""
+    small = few_samples(example, samples)
     if small is not example:
         try:
             with untouched(model), torch.no_grad():
-                run(in_mode(model, True), tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, small))
+                run(in_mode(model, samples > 1), fresh(small))
         except Exception:
             return example
     return small
 
 
+class _Rounding:
+    """How far rounding alone moves a step of the original, found out no further than needed.
+
+    First in float64, which also shows that the two models are the same function: the error of a step in the model's own
+    numbers is what rounding did to it. Then, if that does not explain a difference, by changing every parameter by a
+    unit in the last place, up to three times.
+    """
+
+    def __init__(
+        self, before: nn.Module, after: nn.Module, example: Any, run: Forward, verb: str, old: Step,
+        finish: Finish | None,
+    ) -> None:  # fmt: skip
+        self.before, self.example, self.run, self.old, self.finish = before, example, run, old, finish
+        self.by_kind: dict[str, float] = {}
+        self.by_tensor: dict[str, float] = {}
+        self.draws = 0
+        self.exact: tuple[float, float] | None = None
+        found = _in_float64(before, after, example, run, verb, old, finish)
+        if found is not None:
+            self.exact, wide, narrow = found
+            self._note(apart(_like(wide, narrow), narrow))
+
+    def limit(self, kind: str, name: str, needed: float) -> float:
+        """Return what is allowed for a tensor, looking further until that is enough."""
+        while True:
+            found = KINKS * self.by_kind.get(kind, 0.0)
+            if self.exact is not None:  # only then: a tensor that is nothing but rounding tells nothing here
+                found = max(found, KINKS * self.by_tensor.get(name, 0.0))
+            if needed <= found or self.draws == 3:
+                return found
+            self._note(apart(self.old, _moved_step(self.before, self.example, self.run, self.finish, self.draws)))
+            self.draws += 1
+
+    def _note(self, found: dict[str, tuple[float, float, torch.dtype]]) -> None:
+        for name, (_, relative, _) in found.items():
+            kind = name.split()[0]
+            self.by_kind[kind] = max(self.by_kind.get(kind, 0.0), relative if relative < 1 else 0.0)
+            self.by_tensor[name] = max(self.by_tensor.get(name, 0.0), relative)
+
+
+def _like(wide: Step, narrow: Step) -> Step:
+    """A step in the types of another."""
+
+    def cast(tensor: Tensor | None, like: Tensor | None) -> Tensor | None:
+        return tensor if tensor is None or like is None else tensor.to(like.dtype)
+
+    return Step(
+        {kind: {name: cast(t, narrow.kinds[kind].get(name)) for name, t in named.items()}
+         for kind, named in wide.kinds.items()}
+    )  # fmt: skip
+
+
 def _in_float64(
     before: nn.Module, after: nn.Module, example: Any, run: Forward, verb: str, old: Step, finish: Finish | None
-) -> tuple[float, float]:
-    """The largest differences of a step with a few samples in float64; negative where that cannot be asked.
+) -> tuple[tuple[float, float], Step, Step] | None:
+    """The largest differences of a step in float64, and the step of the original there and in its own numbers.
 
+    None where that cannot be asked. One sample, if the model can train on one: float64 takes several times as long.
     A gradient that is zero has no size to compare with here. What rounding made of it in the model's own numbers has:
     terms of that size, and more, were added up.
     """
     try:
-        was, now = (step(copy.deepcopy(m).double(), double(example), run, finish) for m in (before, after))
+        one = few_samples(example, 1)
+        narrow = old
+        if one is not example:
+            try:
+                narrow = step(before, one, run, finish, verb)
+                example = one
+            except Exception:  # one value per channel
+                narrow = old
+        wide = [copy.deepcopy(model).double() for model in (before, after)]
+        was, now = _two_steps(wide[0], wide[1], double(example), run, verb, finish)
     except Exception:  # an operation without float64
-        return -1.0, -1.0
+        return None
     worst, share = 0.0, 0.0
     for name, (absolute, relative, dtype) in apart(was, now, old).items():
         if not relative <= TOLERANCE.get(dtype, 0.0):
@@ -254,42 +371,21 @@ def _in_float64(
                 do="the model was left as it was",
             )
         worst, share = max(worst, absolute), max(share, relative)
-    return worst, share
+    return (worst, share), was, narrow
 
 
-def _rounding(
-    before: nn.Module, example: Any, run: Forward, old: Step, finish: Finish | None, draws: int = 3
-) -> tuple[dict[str, float], dict[str, float]]:
-    """How far a step moves, by kind and by tensor, if every parameter changes by a unit in the last place."""
-    moved: dict[str, float] = {}
-    by_tensor: dict[str, float] = {}
+def _moved_step(before: nn.Module, example: Any, run: Forward, finish: Finish | None, seed: int) -> Step:
+    """A step after every parameter was changed by a unit in the last place."""
     coarse = [torch.finfo(d).eps for d in dtypes_inside(before, example, run) if d in TOLERANCE]
-    for seed in range(draws):
-        draw = torch.Generator().manual_seed(seed)
-        twin = copy.deepcopy(before)
-        with torch.no_grad():
-            for parameter in twin.parameters():
-                if parameter.dtype.is_floating_point:
-                    noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float32).to(parameter.device)
-                    unit = max([torch.finfo(parameter.dtype).eps, *coarse])
-                    parameter.copy_(parameter.double() * (1 + unit * noise.double()))
-        for name, (_, relative, _) in apart(old, step(twin, example, run, finish)).items():
-            kind = name.split()[0]
-            moved[kind] = max(moved.get(kind, 0.0), relative if relative < 1 else 0.0)
-            by_tensor[name] = max(by_tensor.get(name, 0.0), relative)
-    return moved, by_tensor
-
-
-def few_samples(given: Any, samples: int = 4) -> Any:
-    """Return the first samples of a batch: enough to tell two functions apart.
-
-    >>> few_samples((torch.zeros(32, 3), torch.zeros(7)))[0].shape
-    torch.Size([4, 3])
-    """
-    sizes = {t.shape[0] for t in tree_leaves(given) if isinstance(t, Tensor) and t.dim() > 1}
-    if len(sizes) != 1 or max(sizes) <= samples:
-        return given
-    return tree_map(lambda t: t[:samples] if isinstance(t, Tensor) and t.dim() > 1 else t, given)
+    draw = torch.Generator().manual_seed(seed)
+    twin = copy.deepcopy(before)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            if parameter.dtype.is_floating_point:
+                noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float32).to(parameter.device)
+                unit = max([torch.finfo(parameter.dtype).eps, *coarse])
+                parameter.copy_(parameter.double() * (1 + unit * noise.double()))
+    return step(twin, example, run, finish)
 
 
 def double(example: Any) -> Any:
@@ -298,7 +394,7 @@ def double(example: Any) -> Any:
     >>> double((torch.zeros(1), torch.tensor(3), "text"))
     (tensor([0.], dtype=torch.float64), tensor(3), 'text')
     """
-    return tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.dtype.is_floating_point else t, example)
+    return fresh(example, lambda t: t.double() if t.dtype.is_floating_point else t.clone())
 
 
 def _size(tensor: Tensor) -> float:

@@ -21,13 +21,14 @@ from batchnorm.layers.accumulate import Seen
 from batchnorm.layers.family import make_norm
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.normed import Normed, append_norm
+from batchnorm.nested import few_samples
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.drop_bias import held_bias, takes_steps
 from batchnorm.transforms.follow import check_changeable
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
 from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
-from batchnorm.transforms.gradients import Step, apart, double, few_samples, step
+from batchnorm.transforms.gradients import Step, apart, double, step
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.measuring import no_batches, streamed
 from batchnorm.transforms.verify import Forward, check_arguments, verify
