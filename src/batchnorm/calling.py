@@ -90,7 +90,8 @@ def batch_forward(where: str) -> Forward:
     def forward(model: nn.Module, batch: Any) -> Any:
         inputs = inputs_of(model, batch, where)
         if not tensors_in(inputs):
-            kind = f"begins with a {type(inputs).__name__}" if inputs is not batch else f"is a {type(batch).__name__}"
+            several = isinstance(batch, (tuple, list)) and batch
+            kind = f"begins with a {type(batch[0]).__name__}" if several else f"is a {type(batch).__name__}"
             raise BatchNormError(
                 f"a batch {kind}, without a tensor in it",
                 where=where,

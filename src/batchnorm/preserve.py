@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from batchnorm.nested import CLOSED
 
 Module = TypeVar("Module", bound=nn.Module)
+Modules = list[nn.Module] | None  # those of the model, where they are known
 
 
 @contextmanager
@@ -30,9 +31,10 @@ def untouched(model: nn.Module) -> Iterator[nn.Module]:
     A parameter keeps its place and its memory; what a forward writes into it, as that of a momentum encoder does, is
     for `parameters` to put back, which copies all of them.
     """
+    modules = list(model.modules())  # once: of a deep model, going through all of them takes a while
     with ExitStack() as stack:
         for keep in (attributes, buffers, modes, hooks):
-            stack.enter_context(keep(model))
+            stack.enter_context(keep(model, modules))
         stack.enter_context(random_states())
         yield model
 
@@ -51,7 +53,7 @@ def in_mode(model: Module, training: bool) -> Module:
 
 
 @contextmanager
-def buffers(model: nn.Module) -> Iterator[None]:
+def buffers(model: nn.Module, modules: Modules = None) -> Iterator[None]:
     """Put every buffer back: the same tensor, with the same values.
 
     >>> layer = nn.BatchNorm1d(1)
@@ -60,7 +62,7 @@ def buffers(model: nn.Module) -> Iterator[None]:
     >>> layer.running_mean
     tensor([0.])
     """
-    before = [(module, dict(module._buffers)) for module in model.modules()]
+    before = [(module, dict(module._buffers)) for module in modules or model.modules()]
     values: dict[int, tuple[Tensor, Tensor]] = {}
     for _, own in before:
         for tensor in own.values():
@@ -118,7 +120,7 @@ def parameters(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def attributes(model: nn.Module) -> Iterator[None]:
+def attributes(model: nn.Module, modules: Modules = None) -> Iterator[None]:
     """Put back what every module's attributes, parameters and submodules were, and the numbers of plain tensors.
 
     >>> model = nn.Sequential(nn.ReLU())
@@ -135,10 +137,11 @@ def attributes(model: nn.Module) -> Iterator[None]:
     parts = ("_parameters", "_modules")
     before = [
         (module, type(module), dict(vars(module)), {part: dict(getattr(module, part)) for part in parts})
-        for module in model.modules()
+        for module in modules or model.modules()
         if not isinstance(module, torch.jit.ScriptModule)
     ]
-    memory = [(parameter, parameter.data) for parameter in model.parameters() if _has_memory(parameter)]
+    learning = {id(p): p for *_, held in before for p in held["_parameters"].values() if p is not None}
+    memory = [(parameter, parameter.data) for parameter in learning.values() if _has_memory(parameter)]
     contents = _Contents(
         value for _, _, own, _ in before for name, value in own.items()
         if type(value) not in _PLAIN and name not in _KEPT_ELSEWHERE
@@ -225,7 +228,7 @@ def _same_contents(now: Any, was: Any) -> bool:
 
 
 @contextmanager
-def modes(model: nn.Module) -> Iterator[None]:
+def modes(model: nn.Module, modules: Modules = None) -> Iterator[None]:
     """Put ``training`` back in every module.
 
     >>> model = nn.Sequential(nn.Dropout().eval(), nn.ReLU())
@@ -234,7 +237,7 @@ def modes(model: nn.Module) -> Iterator[None]:
     >>> [module.training for module in model]
     [False, True]
     """
-    before = [(module, module.training) for module in model.modules()]
+    before = [(module, module.training) for module in modules or model.modules()]
     try:
         yield
     finally:
@@ -257,7 +260,7 @@ _PLAIN = frozenset({bool, int, float, complex, str, type(None)})
 
 
 @contextmanager
-def hooks(model: nn.Module) -> Iterator[None]:
+def hooks(model: nn.Module, modules: Modules = None) -> Iterator[None]:
     """Take away the hooks that were added in between, and put back those that were removed.
 
     >>> layer = nn.ReLU()
@@ -268,7 +271,7 @@ def hooks(model: nn.Module) -> Iterator[None]:
     """
     before = [
         (module, {name: dict(getattr(module, name)) for name in _HOOKS if hasattr(module, name)})
-        for module in model.modules()
+        for module in modules or model.modules()
     ]
     try:
         yield

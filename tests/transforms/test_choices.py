@@ -1,5 +1,7 @@
 """Models that sort, select and threshold: rounding decides between equal scores, and is not taken for a fault."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ import batchnorm as bn
 from batchnorm import NotEquivalent
 from batchnorm.nested import tensors_in
 from batchnorm.transforms.choices import with_same_choices
+from batchnorm.transforms.gradients import verify_gradients
 from batchnorm.transforms.verify import verify
 
 X = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -128,10 +131,32 @@ def test_verbs(verb, select):
 
 def test_what_is_compared_is_what_was_chosen_from():
     a, b = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
-    assert with_same_choices(a.argmax, b.argmax, lambda x, y: True) is not None
-    assert with_same_choices(a.argmax, b.argmax, lambda x, y: bool((x[0] == y[0]).all())) is None
-    assert with_same_choices(a.argmax, lambda: b * 2, lambda x, y: True) is None  # it chooses nothing
-    assert with_same_choices(lambda: a * 2, lambda: b * 2, lambda x, y: True) is None
+
+    def chosen(first, second, near):
+        def observed(function):
+            def run(within):
+                with within:
+                    return function()
+
+            return run
+
+        return with_same_choices(observed(first), observed(second), near)
+
+    assert chosen(a.argmax, b.argmax, lambda x, y: True) is not None
+    assert chosen(a.argmax, b.argmax, lambda x, y: bool((x[0] == y[0]).all())) is None
+    assert chosen(a.argmax, lambda: b * 2, lambda x, y: True) is None  # it chooses nothing
+    assert chosen(lambda: a * 2, lambda: b * 2, lambda x, y: True) is None
+
+
+def test_what_was_tried_leaves_the_models_as_they_were():
+    """Statistics are restored outside of what is observed: comparisons of theirs are no choices of the model."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.MaxPool2d(2)) for _ in range(2)]
+    before = [copy.deepcopy(model.state_dict()) for model in models]
+    with pytest.raises(NotEquivalent):
+        verify_gradients(*models, X, verb="test")
+    for model, was in zip(models, before, strict=True):
+        assert all(torch.equal(now, was[name]) for name, now in model.state_dict().items())
 
 
 def same(old, new):

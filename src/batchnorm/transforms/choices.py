@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -16,36 +17,39 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from batchnorm.nested import tensors_in
 
 Result = TypeVar("Result")
+Within = AbstractContextManager[Any]
 Near = Callable[[list[Tensor], list[Tensor]], bool]
 _ROUNDING = frozenset({"aten::floor", "aten::ceil", "aten::round", "aten::trunc", "aten::sign", "aten::heaviside"})
 
 
-class _Parted(Exception):
+class _Parted(BaseException):  # so that no model catches it
     """The two functions choose from numbers that differ by more than rounding."""
 
 
 def with_same_choices(
-    first: Callable[[], Result], second: Callable[[], Result], near: Near
+    first: Callable[[Within], Result], second: Callable[[Within], Result], near: Near
 ) -> tuple[Result, Result] | None:
     """Run two functions, the second with the choices of the first; None unless both choose from nearly equal numbers.
 
     >>> import torch
+    >>> from functools import partial
     >>> a, b = torch.tensor([1.0, 1.0 + 1e-6]), torch.tensor([1.0 + 1e-6, 1.0])
-    >>> one, two = with_same_choices(lambda: a.argmax(), lambda: b.argmax(), lambda x, y: torch.allclose(x[0], y[0]))
-    >>> int(one), int(two), int(b.argmax())
-    (1, 1, 0)
+    >>> def argmax(of, within):
+    ...     with within:
+    ...         return int(of.argmax())
+    >>> with_same_choices(partial(argmax, a), partial(argmax, b), lambda x, y: torch.allclose(x[0], y[0])), b.argmax()
+    ((1, 1), tensor(0))
 
     A choice is an operation that makes whole or truth values of real ones, such as a comparison or the indices of a
-    sort, or one that rounds. ``near`` is given the real numbers from which each choice was made in both runs.
+    sort, or one that rounds. ``near`` is given the real numbers from which each choice was made in both runs. Each
+    function gets a context manager, to enter for what is to be observed: the run of a model, and nothing around it.
     """
     noted: dict[Any, deque[_Choice]] = {}
-    with _Noting(noted):
-        one = first()
+    one = first(_Noting(noted))
     if not noted:
         return None
     try:
-        with _Repeating(noted, near):
-            two = second()
+        two = second(_Repeating(noted, near))
     except _Parted:
         return None
     return None if any(noted.values()) else (one, two)

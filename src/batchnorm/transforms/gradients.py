@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.nested import few_samples, fresh, tensors_in
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate
-from batchnorm.transforms.choices import with_same_choices
+from batchnorm.transforms.choices import Within, with_same_choices
 from batchnorm.transforms.verify import dtypes_inside
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -36,7 +37,12 @@ Finish = Callable[[nn.Module], None]
 
 
 def step(
-    model: nn.Module, example: Any, run: Forward = call_with, finish: Finish | None = None, where: str = ""
+    model: nn.Module,
+    example: Any,
+    run: Forward = call_with,
+    finish: Finish | None = None,
+    where: str = "",
+    within: Within | None = None,
 ) -> Step:
     """Run forward and backward once, in the model's mode, and leave the model and the random states as they were.
 
@@ -58,7 +64,8 @@ def step(
 
     with untouched(model), torch.enable_grad():
         given = fresh(example, leaf)
-        made = in_training(model, given, run, where) if model.training else run(model, given)
+        with within or nullcontext():
+            made = in_training(model, given, run, where) if model.training else run(model, given)
         outputs = [t for t in tensors_in(made) if t.dtype.is_floating_point]
         learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
         sources = {**learning, **{f"input {i}": t for i, t in enumerate(leaves)}}
@@ -71,7 +78,8 @@ def step(
         found: Any = [None] * len(sources)
         if isinstance(total, Tensor) and sources:
             try:
-                found = _gradients(total, list(sources.values()))
+                with within or nullcontext():
+                    found = _gradients(total, list(sources.values()))
             except BatchNormError:
                 raise
             except Exception as error:
@@ -258,7 +266,9 @@ def _two_steps(
         return old, new
     try:
         found = with_same_choices(
-            lambda: step(before, example, run, finish, verb), lambda: step(after, example, run, finish, verb), near
+            lambda within: step(before, example, run, finish, verb, within),
+            lambda within: step(after, example, run, finish, verb, within),
+            near,
         )  # fmt: skip
     except Exception:  # choices that do not fit what the other model makes, or an operation that cannot be observed
         found = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from batchnorm.graph import check_forward, check_ready
 from batchnorm.nested import few_samples, fresh, tensors_in
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate
-from batchnorm.transforms.choices import with_same_choices
+from batchnorm.transforms.choices import Within, with_same_choices
 
 Forward = Callable[[nn.Module, Any], Any]
 # Of the largest output: what rounding may do to a deep network.
@@ -114,13 +115,13 @@ def verify(
         if not relative <= allowed and tolerance is None:
             allowed = max([allowed, *(TOLERANCE.get(d, 0.0) for d in dtypes_inside(before, given, run))])
         if not relative <= allowed:
+            _check_steady(old, before, given, run, verb)
             found = _difference_by_same_choices(before, after, given, run, allowed)
             if found is not None:
                 (absolute, relative), what = found, "outputs, with what is sorted and selected as before,"
         worst, share, compared = max(worst, absolute), max(share, relative), compared + 1
         telling = telling or any(_tells(t) for t in old)
         if not relative <= allowed:
-            _check_steady(old, before, given, run, verb)
             _same_kind(old, new, verb)
             place = _parting(before, after, given, run, allowed, unchanged)
             raise NotEquivalent(
@@ -148,7 +149,9 @@ def _difference_by_same_choices(
 
     try:
         found = with_same_choices(
-            lambda: _outputs(before, given, run), lambda: _outputs(after, given, run), near
+            lambda within: _outputs(before, given, run, within),
+            lambda within: _outputs(after, given, run, within),
+            near,
         )  # fmt: skip
     except Exception:  # choices that do not fit what the other model makes, or an operation that cannot be observed
         return None
@@ -224,10 +227,13 @@ def dtypes_inside(model: nn.Module, given: Any, run: Forward = call_with) -> set
     return found
 
 
-def _outputs(model: nn.Module, given: Any, run: Forward) -> list[Tensor]:
+def _outputs(model: nn.Module, given: Any, run: Forward, within: Within | None = None) -> list[Tensor]:
     """The tensors of one run. It leaves no trace in the model and the random states: the next begins as it did."""
     with torch.inference_mode(False), torch.no_grad(), untouched(model):
-        return [t.detach().clone() for t in tensors_in(run(model, fresh(given)))]
+        example = fresh(given)
+        with within or nullcontext():
+            made = run(model, example)
+        return [t.detach().clone() for t in tensors_in(made)]
 
 
 def _has_nan(tensor: Tensor) -> bool:
