@@ -5,8 +5,10 @@ import importlib
 
 import pytest
 
+from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.depth.arms import Settings
 from batchnorm.lab.depth.outcome import Outcome
+from batchnorm.lab.depth.store import to_records as residual_records
 from batchnorm.lab.options import Options
 from batchnorm.lab.summary import Lane, Result, Steps, summarise
 from batchnorm.lab.variants import named
@@ -18,6 +20,11 @@ MODULES = (
     "demo",
     "depth.arms",
     "depth.claims",
+    "depth.figures.accuracy",
+    "depth.figures.curve",
+    "depth.figures.headline",
+    "depth.figures.rates",
+    "depth.figures.tables",
     "depth.outcome",
     "depth.present",
     "depth.progress",
@@ -30,6 +37,7 @@ MODULES = (
     "networks.residual",
     "networks.schemes",
     "options",
+    "own.figures",
     "own.race",
     "own.subject",
     "present",
@@ -44,6 +52,8 @@ MODULES = (
     "verdict",
 )
 NAMES = {
+    "Curve": Curve,
+    "Member": Member,
     "Lane": Lane,
     "Options": Options,
     "Outcome": Outcome,
@@ -52,6 +62,7 @@ NAMES = {
     "Steps": Steps,
     "named": named,
     "summarise": summarise,
+    "residual_records": residual_records,
 }
 
 

@@ -84,6 +84,17 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """One bar of a headline: its name, its length in any unit, what is written at its end, its color, a remark."""
+
+    name: str
+    length: float
+    text: str
+    colour: str
+    remark: str = ""
+
+
+@dataclass(frozen=True)
 class Headline:
     """What a run came to, first thing on the page."""
 
@@ -92,6 +103,7 @@ class Headline:
     sentence: str
     cards: tuple[Card, ...] = ()
     notes: tuple[str, ...] = ()
+    bars: tuple[Bar, ...] = ()
 
 
 Section = Table | Plot | Player | Headline

@@ -148,7 +148,11 @@ const sketch = (() => {
     function line(trace) {
       const { colour, part: kind } = trace.meta;
       const point = (index) => `${across(x.at(trace.x[index])).toFixed(1)},${down(y.at(trace.y[index])).toFixed(1)}`;
-      if (kind === "diamond") return trace.x.forEach((_, index) => put("path", { class: "diamond", transform: `translate(${point(index)})`, d: "M0,-7L7,0L0,7L-7,0Z", style: `fill: ${own(colour)}` }));
+      if (kind === "diamond") return trace.x.forEach((_, index) => {
+        const [cx, cy] = point(index).split(",").map(Number), left = !String(trace.textposition).endsWith("right");
+        if (trace.text && trace.text[index]) put("text", { class: "label", x: cx + (left ? -8 : 8), y: cy - 8, "text-anchor": left ? "end" : "start", style: `fill: ${own(colour)}` }, plain(trace.text[index]));
+        put("path", { class: "diamond", transform: `translate(${point(index)})`, d: "M0,-7L7,0L0,7L-7,0Z", style: `fill: ${own(colour)}` });
+      });
       let d = "", mark = "M";
       trace.y.forEach((value, index) => {
         if (value === null) mark = "M";

@@ -1,0 +1,117 @@
+"""Figure 2 of the paper at one depth: validation accuracy over the training steps."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from batchnorm.lab.curves import Curve, median_curve
+from batchnorm.lab.depth.figures.looks import LOOKS
+from batchnorm.lab.depth.outcome import Depth, Outcome, depth_of, smoothed
+from batchnorm.lab.depth.present import FIRST
+from batchnorm.lab.depth.store import from_records
+from batchnorm.lab.figures.accuracy import layout
+from batchnorm.records import RecordFile
+from batchnorm.report.embed import plotly_text
+from batchnorm.report.sections import Plot, Switch, Table, thinned
+
+ROWS = 40  # of the table: every validation would be hundreds
+
+
+def draw(records: RecordFile) -> Plot | None:
+    """Draw the medians of the seeds, their span, and where each meets the plain network's best.
+
+    >>> draw(residual_records(Outcome(Settings(), (), 10, 450), threads=2)) is None
+    True
+    """
+    outcome = from_records(records)
+    depth = depth_of(outcome, outcome.settings.headline)
+    if depth is None:
+        return None
+    traces: list[dict[str, Any]] = []
+    switches = []
+    for name, curves in arms(outcome, depth).items():
+        first = len(traces)
+        traces += traces_of(name, curves, depth)
+        switches.append(Switch(name, tuple(range(first, len(traces))), *LOOKS[name]))
+    steps = next(iter(arms(outcome, depth).values()))[0].steps
+    return Plot(
+        f"Accuracy over the steps, {depth.blocks} blocks",
+        "Further left is sooner: the step axis is logarithmic. Lines are medians of the seeds, bands their span"
+        + ("." if depth.target is None else "; a diamond marks where one meets the best without BN (dotted)."),
+        "Line chart of validation accuracy over training steps, one line for each arm; the table has the numbers.",
+        {"data": traces, "layout": layout(steps, depth.target)},
+        height=400,
+        switches=tuple(switches),
+        table=numbers(outcome, depth),
+        notes=(f"Each accuracy is the mean of {outcome.settings.smoothed_over} validations.",),
+    )
+
+
+def arms(outcome: Outcome, depth: Depth) -> dict[str, list[Curve]]:
+    """Return the smoothed curves of the arms that are drawn."""
+    entries, window = outcome.at(depth.blocks), outcome.settings.smoothed_over
+    return {name: [smoothed(c, window) for c in entries[name].curves] for name in LOOKS if name in entries}
+
+
+def traces_of(name: str, curves: list[Curve], depth: Depth) -> list[dict[str, Any]]:
+    """Return the band, the line, and if the target was reached the diamond with the arm's name."""
+    colour, dash = LOOKS[name]
+    steps, columns = list(curves[0].steps), list(zip(*(curve.accuracy for curve in curves), strict=True))
+    band = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": steps + steps[::-1],
+        "y": [max(column) for column in columns] + [min(column) for column in columns][::-1],
+        "fill": "toself",
+        "line": {"width": 0},
+        "opacity": 0.14,
+        "hoverinfo": "skip",
+        "meta": {"colour": colour, "part": "band"},
+    }
+    line = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": plotly_text(name),
+        "x": steps,
+        "y": list(median_curve(curves)),
+        "line": {"width": 2.5, "dash": dash},
+        "hovertemplate": "%{y:.1%} at step %{x}",
+        "meta": {"colour": colour, "part": "line"},
+    }
+    found = depth.steps.get(name)
+    if depth.target is None or found is None or found.median == math.inf:
+        return [band, line]
+    return [band, line, mark(name if name in FIRST else "", found.median, depth.target, colour)]
+
+
+def mark(text: str, x: float, y: float, colour: str) -> dict[str, Any]:
+    """Return a diamond with a label, which may be empty.
+
+    >>> mark("BN x5", 200, 0.9, "blue")["text"]
+    ['BN x5']
+    """
+    return {
+        "type": "scatter",
+        "mode": "markers+text",
+        "name": plotly_text(text),
+        "x": [x],
+        "y": [y],
+        "text": [plotly_text(text)],
+        "textposition": "top left",
+        "marker": {"symbol": "diamond", "size": 11},
+        "hovertemplate": "%{y} at %{x}",
+        "meta": {"colour": colour, "part": "diamond"},
+    }
+
+
+def numbers(outcome: Outcome, depth: Depth) -> Table:
+    """Write the same lines as a table, some of the validations."""
+    found = arms(outcome, depth)
+    steps = next(iter(found.values()))[0].steps
+    medians = {name: median_curve(curves) for name, curves in found.items()}
+    rows = tuple(
+        (str(steps[index]), *(f"{values[index]:.1%}" for values in medians.values()))
+        for index in thinned(range(len(steps)), ROWS)
+    )
+    return Table("Median validation accuracy", "", ("step", *medians), rows, numbers=tuple(range(len(medians) + 1)))
