@@ -26,7 +26,8 @@ def draw(records: RecordFile) -> Plot | None:
     trained = [depth for depth in depths if depth.target is not None]
     if len(trained) < 2:
         return None
-    traces, switches = [], []
+    traces: list[dict[str, Any]] = []
+    switches = []
     for arm in NORMALISED:
         ratios = [ratio(depth, arm.name) for depth in trained]
         known = [(depth.blocks, value) for depth, value in zip(trained, ratios, strict=True) if value is not None]
@@ -107,7 +108,7 @@ def layout(blocks: list[int], values: list[float]) -> dict[str, Any]:
 
 def numbers(depths: list[Depth]) -> Table:
     """Write the same figures as a table, with the depths that do not train."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for depth in depths:
         best = f"{depth.plain_best:.1%}"
         if depth.target is None:
