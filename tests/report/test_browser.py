@@ -7,6 +7,8 @@ from hostile_names import BOLD, HOSTILE, IMAGE
 from visiting import Visit
 
 from batchnorm.report.figures import figures_of
+from batchnorm.report.load import Run
+from batchnorm.report.page import write_page
 from batchnorm.report.sections import Player
 
 LARGEST = 6_000_000
@@ -334,6 +336,24 @@ def test_the_address_has_the_step(browser, pages):
     visit.until("document.querySelector('.film').dataset.step === '60'")
     visit.page.get_by_role("button", name="link").click()
     assert visit.page.url.endswith("#step=60")
+    assert visit.complaints == []
+    visit.context.close()
+
+
+def test_two_films_on_a_page_do_not_share_keys_or_address(browser, tmp_path, signal_records):
+    page = write_page([Run(name, signal_records) for name in ("one", "two")], tmp_path / "two.html")
+    visit = Visit(browser, page, hash="#step2=11")
+    first, second = visit.page.locator(".film").all()
+    steps = [each.get_attribute("data-step") for each in (first, second)]
+    assert steps[1] == "11"
+    assert steps[0] != "11"
+    second.scroll_into_view_if_needed()
+    visit.page.evaluate("document.querySelectorAll('.film')[1].scrollIntoView()")
+    visit.page.keyboard.press("ArrowRight")
+    visit.until("location.hash === '#step2=12'")
+    first.locator(".chapters button").first.click()
+    visit.until("location.hash.startsWith('#step=')")
+    assert second.get_attribute("data-step") == "12"
     assert visit.complaints == []
     visit.context.close()
 

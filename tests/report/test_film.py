@@ -8,11 +8,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
+from torch import nn
 
 from batchnorm.errors import BatchNormError
 from batchnorm.observe.figures import chapters as c
 from batchnorm.observe.figures import film
-from batchnorm.records import Measurement, RecordFile
+from batchnorm.observe.watch import watch
+from batchnorm.records import Measurement, RecordFile, read
 from batchnorm.report.moving import animated_svg, write_film
 
 PLAIN, BN = "without BN", "with BN"
@@ -183,6 +186,32 @@ def test_a_run_of_its_own_has_no_chapters(hostile_records):
     assert data["captions"] == ["Step 0 of 4.", "Step 2 of 4.", "Step 4 of 4."]
     assert data["opening"] == 2
     assert not data["one_axis"]
+
+
+def test_two_networks_of_ones_own_have_the_chapters_that_they_show(tmp_path):
+    """As docs/understand.md says: one file, two stacks, the same names of layers."""
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    for stack in (PLAIN, BN):
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(0)
+            norm = nn.BatchNorm1d(8) if stack == BN else nn.Identity()
+            model = nn.Sequential(nn.Linear(4, 8), norm, nn.Tanh(), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        to = tmp_path / "both.jsonl"
+        with watch(model, optimizer, every=1, stack=stack, layers={"layer 1": "2"}, to=to) as seen:
+            for step in range(12):
+                loss = (model(x * 1.5**step if stack == PLAIN else x) - x[:, :1]).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                if stack == BN:
+                    optimizer.step()
+                else:
+                    optimizer.zero_grad()
+                    optimizer.step()
+                seen.log("training loss", loss, step=step)
+    section = film.draw(read(tmp_path / "both.jsonl"))
+    assert [each["name"] for each in section.data["chapters"]][:2] == ["drift", "saturate"]
+    assert "the flat ends of tanh" in section.data["captions"][section.data["chapters"][1]["frame"]]
 
 
 def test_a_loss_that_is_lost_has_no_number():

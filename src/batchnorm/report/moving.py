@@ -128,7 +128,7 @@ def standing(player: Player) -> Iterator[str]:
         if len(stages) > 1:
             yield text(left + 12 + 9 * len(name), TOP - 10, " → ".join(WORDS[stage] for stage in stages), "small")
         if film["ends"]:
-            yield text(left + PANEL + 70, TOP - 10, "flat", "small end")
+            yield text(left + PANEL + 76, TOP - 10, "flat", "small end")
     bottom = 0.0
     for _, layer, left, top, high in places(film):
         axis, ends = film["layers"][layer], film["ends"]
@@ -208,7 +208,7 @@ def moving(film: Mapping[str, Any], frame: int) -> Iterator[str]:
         flat = film["cells"][network][-1][layer].get("saturation")
         if flat and flat[frame] is not None:
             lost = f" lost n{network}" if flat[frame] >= 0.2 else ""
-            yield text(left + PANEL + 50, top + high / 2 + 5, f"{flat[frame]:.0%}", f"share end{lost}")
+            yield text(left + PANEL + 56, top + high / 2 + 5, f"{flat[frame]:.0%}", f"share end{lost}")
     if film["losses"]:
         x, y, _ = scales(film)
         at = round(x(film["times"][frame]), 1)

@@ -45,7 +45,8 @@ def draw(records: RecordFile) -> Player | None:
     tracks = cells(records.measurements, networks, shown, steps)
     lines = {quantity: curves(records.measurements, quantity) for quantity in (LOSS, ACCURACY)}
     times = film_times(steps)
-    view = View(tuple(steps), tuple(shown), tracks, lines, str(records.configuration.get("activation", "")))
+    kinds = {str(m.setting.get("kind", "")) for m in records.measurements if m.quantity == "saturation"}
+    view = View(tuple(steps), tuple(shown), tracks, lines, kinds.pop() if len(kinds) == 1 else "")
     chapters = chapters_of(view, times) if compared else []
     data = {
         "steps": steps,
@@ -74,7 +75,7 @@ def draw(records: RecordFile) -> Player | None:
     }
     return Player(
         "Steadying the signal" if compared else "The signal, step by step",
-        sentence(records.configuration, compared),
+        sentence(view.activation, compared),
         data,
         (
             *recipe(records.configuration, compared),
@@ -84,12 +85,12 @@ def draw(records: RecordFile) -> Player | None:
     )
 
 
-def sentence(configuration: Mapping[str, Any], compared: bool) -> str:
+def sentence(activation: str, compared: bool) -> str:
     """Say what is seen."""
     drawn = "Each histogram is drawn as high as its highest bar; values beyond an axis are counted at its end."
     if not compared:
         return f"The values in each layer at every recorded step. {drawn}"
-    kind = configuration.get("activation", "activation")
+    kind = activation or "activation"
     return (
         f"The input of every {kind}, at every recorded step of two networks with the same weights at the start; the "
         f"flat ends of {kind} are shaded, and the number is the share of values in them. With BN: what arrives "

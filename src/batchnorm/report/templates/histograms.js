@@ -133,7 +133,7 @@ const histograms = (() => {
         });
         head.append(" ", words);
       } else if (film.activation) head.append(" ", element("small", {}, `what each ${film.activation} is given`));
-      if (film.ends) head.append(element("i", { "aria-hidden": "true" }, "flat"));
+      if (film.cells[number].some((stage) => stage.some((cell) => cell.saturation))) head.append(element("i", { "aria-hidden": "true" }, "flat"));
       block.append(head);
       const made = film.layers.map((axis, layer) => row(film, number, layer, film.cells[number].map((stage) => stage[layer]), tip));
       block.append(...made.map((each) => each.box));
