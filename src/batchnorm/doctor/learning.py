@@ -28,8 +28,18 @@ def held_by(optimizers: Iterable[Optimizer]) -> Learns:
     >>> learns(model.weight), learns(model.bias)
     (True, False)
     """
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    held = held_in(optimizers)
     return lambda parameter: parameter.requires_grad and id(parameter) in held
+
+
+def held_in(optimizers: Iterable[Optimizer]) -> set[int]:
+    """Return the ids of the parameters in some optimizers.
+
+    >>> weight = nn.Parameter(torch.zeros(1))
+    >>> held_in([torch.optim.SGD([weight], lr=0.1)]) == {id(weight)}
+    True
+    """
+    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
 
 def requires_grad(parameter: nn.Parameter) -> bool:

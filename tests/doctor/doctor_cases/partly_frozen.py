@@ -166,13 +166,15 @@ def begun(model):
     return model
 
 
-def critics(monitor, given=True):
-    """A GAN with five steps of the discriminator for one of the generator."""
+def critics(monitor, given=True, toggle=False):
+    """A GAN with five steps of the discriminator for one of the generator; who does not learn has no gradients."""
     nets = {"G": Net(), "D": nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))}
     optimizers = {name: torch.optim.SGD(net.parameters(), lr=0.01) for name, net in nets.items()}
     with monitor(nets, *([list(optimizers.values())] if given else [])):
         for _ in range(4):
             for name in "DDDDDG":
+                for other, net in nets.items():
+                    net.requires_grad_(other == name or not toggle)
                 optimizers[name].zero_grad()
                 fake = nets["G"](torch.randn(4, 3, 6, 6))
                 nets["D"](fake if name == "G" else fake.detach()).square().mean().backward()
@@ -474,6 +476,7 @@ HEALTHY_RUNS = {
         monitor, net := begun(teacher()), torch.optim.SGD(net.parameters(), lr=0.01), number=60, between=ema(net)
     ),
     "five steps of the discriminator": critics,
+    "five steps of the discriminator, without gradients": lambda monitor: critics(monitor, toggle=True),
     "five steps of the discriminator, optimizers unknown": lambda monitor: critics(monitor, given=False),
     "a teacher in evaluation mode": part(quiet, lambda net: net.student),
     "an attribute that train() obeys": part(lambda: NormEval().train(), lambda net: net),

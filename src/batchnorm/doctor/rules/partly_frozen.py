@@ -63,6 +63,7 @@ from batchnorm.doctor.learning import (
     flags,
     frozen_around,
     held_by,
+    held_in,
     meant_frozen,
     requires_grad,
 )
@@ -221,6 +222,7 @@ class _Still:
         self.flags: list[Flag] = []
         self.flagged: dict[str, int] = {}
         self.held: tuple[Any, Learns] = (None, requires_grad)
+        self.others: set[int] = set()  # the parameters of the optimizers that are not stepping
 
     def begin(self, run: Run) -> None:
         self.flags = list(flags(run.model, list(run.layers)))
@@ -232,6 +234,8 @@ class _Still:
             return
         learns = self._learns(run)
         if any(p.requires_grad for p in run.model.parameters()):
+            others = [o for o in run.known_optimizers if o is not run.stepping]
+            self.others = held_in(others) - held_in([run.stepping] if run.stepping else ()) if others else set()
             for path in sorted(moved - self.follows):
                 yield from self._layer(run, path, learns)
         for flag in self.flags:
@@ -251,8 +255,8 @@ class _Still:
         layer = run.layers[path]
         own = affine(layer)
         held = any(learns(p) for p in own)
-        if held and not any(held_by([run.stepping])(p) for p in own if run.stepping is not None):
-            return  # a step of another network's optimizer
+        if any(id(p) in self.others for p in own):
+            return  # a step of another network's optimizer, in which this one may stand still
         reached = any(p.grad is not None for p in own)
         if held and reached:
             self.steps[path] = 0
