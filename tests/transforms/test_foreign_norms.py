@@ -143,10 +143,10 @@ def test_convert_and_fold(norm):
 
 
 VERBS = {
-    "fuse": lambda m: bn.fuse(m, batch()),
-    "drop_bias": lambda m: bn.drop_bias(m, batch()),
+    "fuse": lambda m, **o: bn.fuse(m, batch(), **o),
+    "drop_bias": lambda m, **o: bn.drop_bias(m, batch(), **o),
     "fold": lambda m: bn.fold(m, batch()),
-    "convert": lambda m: bn.convert(m, "group", example=batch()),
+    "convert": lambda m, **o: bn.convert(m, "group", example=batch(), **o),
     "calibrate": lambda m: bn.calibrate(m, BATCHES),
     "adapt": lambda m: bn.adapt(m, BATCHES),
 }
@@ -156,6 +156,11 @@ VERBS = {
 def test_a_verb_that_could_change_nothing_raises_and_names_the_layers(verb):
     model = network(Doubled)
     before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if verb != "fold":
+        with pytest.raises(bn.BatchNormError, match="nothing could be changed"):
+            VERBS[verb](model, optimizer=optimizer)
+        assert optimizer.param_groups[0]["params"][0] is model[0].weight
     with pytest.raises(bn.BatchNormError, match=rf"^{verb}: nothing could be changed \(.*Doubled.*; replace these"):
         VERBS[verb](model)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
@@ -212,3 +217,16 @@ def test_classes_that_were_built_frozen():
     assert {"1", "3"} <= set(report.paths)
     torch.testing.assert_close(folded(x), model.eval()(x), rtol=1e-4, atol=1e-5)
     assert bn.convert(model, "sync")[1].left.keys() == {"1", "3"}
+
+
+@pytest.mark.parametrize("synced", [False, True])
+def test_accumulated_micro_batches_count_once(synced):
+    layer = NormAct(4).double()
+    layer = bn.convert(layer, "sync")[0] if synced else layer
+    x = torch.randn(32, 4, 3, 3, dtype=torch.float64) + 3
+    with bn.accumulate(layer):
+        for micro in x.split(8):
+            layer(micro)
+        assert int(layer.num_batches_tracked) == 0
+    assert int(layer.num_batches_tracked) == 1
+    torch.testing.assert_close(layer.running_mean, 0.1 * x.mean((0, 2, 3)))

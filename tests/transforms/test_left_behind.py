@@ -351,6 +351,24 @@ def test_an_optimizer_that_accelerate_wraps():
         optimizer.step()
 
 
+def test_a_wrapped_optimizer_follows_and_names_stay_with_their_parameters():
+    accelerate = pytest.importorskip("accelerate")
+    model = network()
+    named = torch.optim.SGD(model.named_parameters(), lr=0.05, momentum=0.9)
+    optimizer = accelerate.Accelerator(cpu=True).prepare(named)
+    train(model, optimizer)
+    model, _ = bn.calibrate(model, BATCHES, optimizer=optimizer)
+    model, _ = bn.drop_bias(model, X, optimizer=optimizer)
+    (group,) = named.param_groups
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert group["param_names"] == [names[id(p)] for p in group["params"]]
+    assert "0.bias" not in group["param_names"]
+    model, _ = bn.insert(model, X, ["3"], optimizer=optimizer)
+    assert train(model, optimizer, 2) == []
+    assert group["param_names"][-2:] == ["3.norm.weight", "3.norm.bias"]
+    assert len(group["param_names"]) == len(group["params"])
+
+
 def test_a_compiled_step_runs():
     model = network()
     optimizer = sgd(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from inspect import Parameter, signature
 from types import TracebackType
 from typing import Any
@@ -17,6 +18,7 @@ from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.functional import moments
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.foreign import hold, is_foreign
 from batchnorm.moments import Moments, merged, update_running
 
 # Turns a layer's update off like False, and yet is not the False that no_update says inside the block.
@@ -110,6 +112,7 @@ class accumulate:
         self._seen: dict[_BatchNorm, Seen] = {}
         self._switches: list[tuple[_BatchNorm, str, Any]] = []
         self._handles: list[RemovableHandle] = []
+        self._releases: list[Callable[[], None]] = []
         self._state = "new"
 
     def __enter__(self) -> accumulate:
@@ -145,6 +148,8 @@ class accumulate:
             _OPEN[layer] = self
             hook = self._watcher(name, old)
             self._handles.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
+            if is_foreign(layer):  # its forward may not read the switch
+                self._releases.append(hold(layer))
         return self
 
     def __exit__(
@@ -175,10 +180,12 @@ class accumulate:
         self._state, self._seen = "ended", {}
         for handle in self._handles:
             handle.remove()
+        for release in self._releases:
+            release()
         for layer, name, old in self._switches:
             setattr(layer, name, old)
             _OPEN.pop(layer, None)
-        self._handles, self._switches = [], []
+        self._handles, self._releases, self._switches = [], [], []
 
     def _watcher(self, name: str, old: Any) -> Any:
         """Make the hook that looks at a layer's input, if the layer would have updated its statistics."""

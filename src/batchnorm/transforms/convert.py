@@ -142,12 +142,12 @@ running_mean, running_var, num_batches_tracked -> nothing
         certificates: tuple[Certificate | None, Certificate | None] = (None, None)
         if example is not None and done.changes:
             certificates = _certificates(before, changed, example, run, tolerance, done)
+    left = done.left | scripted_norms(changed, "convert it before torch.jit.script")
+    check_reached(_HERE, done.changes, left, changed)
     kept = {id(p) for p in changed.parameters()}
     carry_over(optimizers, {old: new if id(new) in kept else None for old, new in memo.items()})
     for layer, had in done.had.items():
-        join(optimizers, had, [p for p in layer.parameters() if all(p is not each for each in had)])
-    left = done.left | scripted_norms(changed, "convert it before torch.jit.script")
-    check_reached(_HERE, done.changes, left, changed)
+        join(optimizers, had, [p for p in layer.parameters() if all(p is not each for each in had)], changed)
     left_behind(model, changed, _HERE, inplace=True)
     return changed, Report(tuple(done.changes), left, *certificates)
 

@@ -189,6 +189,9 @@ def carry_over(optimizer: Optimizers, moved: Mapping[int, Any]) -> None:
     for each in as_tuple(optimizer):
         for group in each.param_groups:
             after = [moved.get(id(p), p) for p in group["params"]]
+            if "param_names" in group:
+                named = zip(group["param_names"], after, strict=True)
+                group["param_names"] = [name for name, p in named if p is not None]
             group["params"] = [p for p in after if p is not None]
         kept = state_of(each)
         states = [(moved.get(id(p), p), state) for p, state in kept.items()]
@@ -196,27 +199,46 @@ def carry_over(optimizer: Optimizers, moved: Mapping[int, Any]) -> None:
         kept.update((p, state) for p, state in states if p is not None)
 
 
-def join(optimizers: tuple[Optimizer, ...], beside: Iterable[nn.Parameter], new: Iterable[nn.Parameter]) -> None:
+def join(
+    optimizers: tuple[Optimizer, ...], beside: Iterable[nn.Parameter], new: Iterable[nn.Parameter], model: nn.Module
+) -> None:
     """Give new parameters to the optimiser that holds those of the same layer, in their group.
 
     >>> import torch
     >>> layer, more = nn.Linear(2, 1), nn.Parameter(torch.zeros(1))
     >>> optimizer = torch.optim.SGD([{"params": [layer.bias]}, {"params": [layer.weight]}], lr=0.1)
-    >>> join((optimizer,), [layer.weight], [more])
+    >>> join((optimizer,), [layer.weight], [more], layer)
     >>> optimizer.param_groups[1]["params"][1] is more
     True
 
-    Beside nothing, they go to the first group of the first; beside what no optimiser holds, to none: somebody chose
-    that this layer does not learn.
+    Beside nothing, they go to the first group of the first; beside what no optimizer holds, to none: the layer was
+    chosen not to learn. An optimizer that knows its parameters by name gets the names they have in ``model``.
     """
-    own, more = {id(p) for p in beside}, list(new)
+    own = {id(p) for p in beside}
     for each in optimizers:
         for group in each.param_groups:
             if any(id(p) in own for p in group["params"]):
-                group["params"] += more
+                extend(group, new, model)
                 return
     if optimizers and not own:
-        optimizers[0].param_groups[0]["params"] += more
+        extend(optimizers[0].param_groups[0], new, model)
+
+
+def extend(group: dict[str, Any], new: Iterable[nn.Parameter], model: nn.Module) -> None:
+    """Add parameters of a model to a group of an optimizer, with their names if it has names.
+
+    >>> import torch
+    >>> model = nn.Linear(2, 1)
+    >>> (group,) = torch.optim.SGD([("weight", model.weight)], lr=0.1).param_groups
+    >>> extend(group, [model.bias], model)
+    >>> group["param_names"], group["params"][1] is model.bias
+    (['weight', 'bias'], True)
+    """
+    more = list(new)
+    group["params"] += more
+    if "param_names" in group:
+        names = {id(p): name for name, p in model.named_parameters()}
+        group["param_names"] = [*group["param_names"], *(names.get(id(p), "") for p in more)]
 
 
 def as_tuple(optimizer: Optimizers) -> tuple[Optimizer, ...]:

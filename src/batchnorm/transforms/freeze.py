@@ -79,11 +79,12 @@ learn True -> False
     left: dict[str, str] = {}
     stuck = {path: why for path, why in scripted_norms(target, _SCRIPTED).items() if _covers(chosen, path)}
     layers: list[tuple[str, nn.Module]] = []
+    untried: list[nn.Module] = []
     for path, module, first in _named(target, chosen):
         reason = f"the same layer as {first!r}" if first is not None else _why_not(module)
         if reason:
             left[path] = reason
-        elif why := _unfit(module):
+        elif why := _unfit(module, untried):
             stuck[path] = f"{type(module).__name__}: {why}"
         else:
             layers.append((path, module))
@@ -94,7 +95,6 @@ learn True -> False
         raise _none(blind, "cannot be frozen", "give a model with running statistics (track_running_stats=True)")
     # Look at all of them before any changes: layers may share a gamma.
     memories = [_remember(layer) for _, layer in layers]
-    untried = [layer for _, layer in layers if not _has_switches(layer) and _tried(layer) is None]
     changes: list[Change] = []
     for (path, layer), memory in zip(layers, memories, strict=True):
         vars(layer)[_MEMORY] = memory
@@ -238,7 +238,7 @@ def cannot_freeze(layer: nn.Module) -> str:
     >>> cannot_freeze(nn.BatchNorm1d(2)), cannot_freeze(nn.BatchNorm1d(2, track_running_stats=False))
     ('', 'it has no running statistics to normalise with')
     """
-    return _why_not(layer) or _unfit(layer)
+    return _why_not(layer) or _unfit(layer, [])
 
 
 def is_constant(module: nn.Module) -> bool:
@@ -254,13 +254,18 @@ def is_constant(module: nn.Module) -> bool:
     return built and "weight" in own and "bias" in own and keeps_statistics(module)
 
 
-def _unfit(layer: nn.Module) -> str:
-    """Say why a layer that keeps statistics cannot be frozen; empty if it can."""
+def _unfit(layer: nn.Module, untried: list[nn.Module]) -> str:
+    """Say why a layer that keeps statistics cannot be frozen; empty if it can. One that cannot be tried is noted."""
     if any(is_lazy(t) for t in (*layer._parameters.values(), *layer._buffers.values()) if t is not None):
         return "not initialised yet: run the model once first"
     if "forward" in vars(layer):
         return "its forward was replaced on the object, and no class reaches it"
-    return "" if _has_switches(layer) else _tried(layer) or ""
+    if _has_switches(layer):
+        return ""
+    found = _tried(layer)
+    if found is None:
+        untried.append(layer)
+    return found or ""
 
 
 def _has_switches(layer: nn.Module) -> bool:

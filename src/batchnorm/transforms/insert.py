@@ -25,7 +25,7 @@ from batchnorm.nested import few_samples
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.drop_bias import held_bias, takes_steps
-from batchnorm.transforms.follow import check_changeable
+from batchnorm.transforms.follow import check_changeable, extend
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
 from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
 from batchnorm.transforms.gradients import Step, apart, double, step
@@ -143,7 +143,7 @@ def insert(
     kept = {id(p) for p in changed.parameters()}
     carry_over(optimizers, {id(p): memo[id(p)] if id(memo[id(p)]) in kept else None for p in model.parameters()})
     for layer, new in added:
-        _join(optimizers, layer, new)
+        _join(optimizers, layer, new, changed)
     left_behind(model, changed, _HERE)
     return changed, Report(tuple(changes), left, certificate, gradients)
 
@@ -377,14 +377,13 @@ def _apart(
     return worst, share, max(limits, default=0.0), within
 
 
-def _join(optimizers: tuple[torch.optim.Optimizer, ...], layer: nn.Module, norm: nn.Module) -> None:
+def _join(optimizers: tuple[torch.optim.Optimizer, ...], layer: nn.Module, norm: nn.Module, model: nn.Module) -> None:
     """Give a norm's parameters to the optimiser that has the weight before them, in its group."""
-    new = list(norm.parameters())
     own = {id(p) for p in layer.parameters()}
     for each in optimizers:
         for group in each.param_groups:
             if any(id(p) in own for p in group["params"]):
-                group["params"] += new
+                extend(group, norm.parameters(), model)
                 return
     if optimizers:
-        optimizers[0].param_groups[0]["params"] += new
+        extend(optimizers[0].param_groups[0], norm.parameters(), model)
