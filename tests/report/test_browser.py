@@ -340,6 +340,15 @@ def test_the_address_has_the_step(browser, pages):
     visit.context.close()
 
 
+def test_an_address_with_a_step_shows_the_film_wherever_it_is_on_the_page(browser, pages):
+    for name in ("race", "film"):
+        visit = Visit(browser, pages[name], hash="#step=20")
+        assert visit.step == 20
+        box = visit.page.locator(".film").bounding_box()
+        assert 0 <= box["y"] < box["y"] + box["height"] <= 900, name
+        visit.context.close()
+
+
 def test_two_films_on_a_page_do_not_share_keys_or_address(browser, tmp_path, signal_records):
     page = write_page([Run(name, signal_records) for name in ("one", "two")], tmp_path / "two.html")
     visit = Visit(browser, page, hash="#step2=11")

@@ -136,7 +136,7 @@
     if (!read(location.href)) {
       go(film.opening);
       fresh = true;
-    } else if (number) root.scrollIntoView();
+    } else if (root.getBoundingClientRect().bottom > innerHeight) root.scrollIntoView({ behavior: "instant" });
     face();
     return { root, press };
   }
