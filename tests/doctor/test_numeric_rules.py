@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from doctor_cases import poisoned_statistics, single_value, stale_statistics, wrong_fold
+from doctor_cases import poisoned_statistics, single_value, stale_after_compression, stale_statistics, wrong_fold
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
@@ -57,6 +57,14 @@ def test_what_is_held_back_has_its_reason(make, reason):
     drawn = "\n".join(summarise_skipped(findings.skipped))
     assert reason in " ".join(drawn.split())
     assert "could not look" not in drawn
+
+
+def test_what_is_held_back_after_compression_has_its_reason():
+    findings = bn.check(**stale_after_compression.HEALTHY["no effect"](), select=["BN504"])
+    assert not findings
+    assert findings.skipped["BN504"] == (
+        "held back: 1 layer is off since the change; with exact statistics the outputs change by 0.0% only"
+    )
 
 
 @pytest.mark.parametrize(("gained", "lost"), [(0, 0), (9, 0), (9, 4), (40, 37), (300, 310)])

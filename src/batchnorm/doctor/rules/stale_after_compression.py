@@ -74,7 +74,9 @@ def look(subject: Subject) -> Iterator[Finding]:
         return
     effect = Effect(subject, now, calibrated)  # which takes two more passes over the data
     if not effect.matters:
-        subject.held[RULE.code] = f"{len(off)} layers are off since the change; {effect.reservation}"
+        subject.held[RULE.code] = (
+            f"{len(off)} layer{'s are' if len(off) > 1 else ' is'} off since the change; {effect.reservation}"
+        )
         return
     for norm, gap, gap_then in off:
         yield RULE.found(
