@@ -41,12 +41,14 @@ from batchnorm.transforms.gradients import verify_gradients
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.match import Survey, match
 from batchnorm.transforms.measuring import no_batches, streamed
+from batchnorm.transforms.stages import in_stages
 from batchnorm.transforms.verify import Forward, check_tolerance, verify
 
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 _HERE = "convert"
 
 
+@in_stages
 def convert(
     model: nn.Module,
     to: str = "sync",
@@ -59,6 +61,7 @@ def convert(
     tolerance: float | None = None,
     process_group: Any = None,
     inplace: bool = False,
+    progress: bool | None = None,
     **options: Any,
 ) -> tuple[nn.Module, Report]:
     """Return a copy of the model whose norms are another brick of `make_norm`, and a report.
@@ -103,6 +106,7 @@ running_mean, running_var, num_batches_tracked -> nothing
     batch, sync (in one process) and masked also in training, it is held to the tolerance, and `NotEquivalent` is
     raised beyond it; else the difference is measured and reported. Without, nothing is compared.
     ``optimizer``: one or several, made for ``model``; they follow, with groups and state.
+    ``progress``: after two seconds a line on stderr says what is being compared; by default, on a terminal.
     """
     to = find_brick(to, _HERE).name
     _check(to, process_group, options)

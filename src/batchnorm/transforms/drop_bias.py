@@ -26,12 +26,14 @@ from batchnorm.transforms.follow import check_changeable
 from batchnorm.transforms.freeze import OWN_FORWARD, Optimizers, carry_over, check_optimizers, copied_with, few_of
 from batchnorm.transforms.gradients import step, verify_gradients
 from batchnorm.transforms.left_behind import left_behind
+from batchnorm.transforms.stages import in_stages
 from batchnorm.transforms.verify import TOLERANCE, Forward, check_arguments, verify
 
 # With the batch's own statistics, rounding counts by a channel's deviation, which may be far below the largest output.
 _IN_BATCH_MODE = 100
 
 
+@in_stages
 def drop_bias(
     model: nn.Module,
     example: Any,
@@ -40,6 +42,7 @@ def drop_bias(
     optimizer: Optimizers = None,
     tolerance: float | None = None,
     modules: Iterable[str] | None = None,
+    progress: bool | None = None,
 ) -> tuple[nn.Module, Report]:
     """Return a copy of the model without the biases that BN cancels, and a report with its certificate.
 
@@ -62,6 +65,7 @@ def drop_bias(
     ``optimizer``: one or several, made for ``model``; they go over to the copy with their groups and their state,
     without what they held of the biases. ``example`` is what the model is called with, as in `batchnorm.trace`. Above
     the tolerance `NotEquivalent` is raised, and nothing has changed.
+    ``progress``: after two seconds a line on stderr says what is being compared; by default, on a terminal.
     """
     check_arguments(model, forward, tolerance, "drop_bias")
     check_changeable(model, "drop_bias")

@@ -35,9 +35,11 @@ from batchnorm.transforms.freeze import OWN_FORWARD, check_reached
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.leftovers import LEFTOVERS, scale_leftovers
 from batchnorm.transforms.neighbours import Neighbours, Piece, few, finishes, main
+from batchnorm.transforms.stages import in_stages
 from batchnorm.transforms.verify import Forward, check_arguments, verify
 
 
+@in_stages
 def fold(
     model: nn.Module,
     example: Any,
@@ -47,6 +49,7 @@ def fold(
     leave: str | Iterable[str] = (),
     clone: bool = True,
     leftovers: str = "keep",
+    progress: bool | None = None,
 ) -> tuple[nn.Module, Report]:
     """Return the inference network: BN folded into the layers beside it, wherever that is exact.
 
@@ -78,6 +81,7 @@ def fold(
     in outputs, on the example and on random inputs. Above the tolerance (1e-4 of the largest output in float32, 1e-10
     in float64) `NotEquivalent` is raised. The argument is not changed. ``leave`` names BN layers that are to
     stay: one, or several.
+    ``progress``: after two seconds a line on stderr says what is being compared; by default, on a terminal.
     """
     check_arguments(model, forward, tolerance, "fold")
     if leftovers not in LEFTOVERS:

@@ -25,6 +25,7 @@ from batchnorm.transforms.gradients import TOLERANCE, Step, apart, double, step,
 from batchnorm.transforms.inside import become_ours
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.rewrite import Wanted, activation_of, rewrite
+from batchnorm.transforms.stages import in_stages
 from batchnorm.transforms.verify import Forward, check_arguments, verify
 
 _OURS: dict[type, type[_Fast]] = {
@@ -35,6 +36,7 @@ _OURS: dict[type, type[_Fast]] = {
 _FUNCTIONS = ("relu", "relu6", "leaky_relu")  # as the graph names them
 
 
+@in_stages
 def fuse(
     model: nn.Module,
     example: Any,
@@ -42,6 +44,7 @@ def fuse(
     forward: Forward | None = None,
     optimizer: Optimizers = None,
     tolerance: float | None = None,
+    progress: bool | None = None,
 ) -> tuple[nn.Module, Report]:
     """Return a copy that trains faster on a CPU: our BN layers, with the sums and activations after them inside.
 
@@ -68,6 +71,7 @@ def fuse(
     The report has two certificates: outputs in evaluation mode, and gradients (of parameters and inputs, with the
     buffers after the step) in both modes. Above the tolerance `NotEquivalent` is raised. The argument is not changed;
     optimisers that are given go over to the copy, with groups and state.
+    ``progress``: after two seconds a line on stderr says what is being compared; by default, on a terminal.
     """
     check_arguments(model, forward, tolerance, "fuse")
     check_changeable(model, "fuse")

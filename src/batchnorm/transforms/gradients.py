@@ -17,6 +17,7 @@ from batchnorm.nested import few_samples, fresh, tensors_in
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate
 from batchnorm.transforms.choices import Within, with_same_choices
+from batchnorm.transforms.stages import stage
 from batchnorm.transforms.verify import dtypes_inside
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -205,6 +206,7 @@ def verify_gradients(
                 in_mode(before, mode)
                 in_mode(after, mode)
             where = "the mode it is in" if mode is None else "training" if mode else "evaluation"
+            stage(f"comparing gradients in {where}")
             # In evaluation no sample depends on another, so one tells as much as several.
             given = _cut(before, example, run, samples=1) if mode is False else example
             try:
@@ -359,6 +361,7 @@ def _in_float64(
     A gradient that is zero has no size to compare with here. What rounding made of it in the model's own numbers has:
     terms of that size, and more, were added up.
     """
+    stage("comparing gradients in float64")
     try:
         one = few_samples(example, 1)
         narrow = old
@@ -386,6 +389,7 @@ def _in_float64(
 
 def _moved_step(before: nn.Module, example: Any, run: Forward, finish: Finish | None, seed: int) -> Step:
     """A step after every parameter was changed by a unit in the last place."""
+    stage("measuring what rounding does to gradients")
     coarse = [torch.finfo(d).eps for d in dtypes_inside(before, example, run) if d in TOLERANCE]
     draw = torch.Generator().manual_seed(seed)
     twin = copy.deepcopy(before)

@@ -31,6 +31,7 @@ from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
 from batchnorm.transforms.gradients import Step, apart, double, step
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.measuring import no_batches, streamed
+from batchnorm.transforms.stages import in_stages
 from batchnorm.transforms.verify import Forward, check_arguments, verify
 
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
@@ -46,6 +47,7 @@ _ACTIVATION_MODULES = (
 _HERE = "insert"
 
 
+@in_stages
 def insert(
     model: nn.Module,
     example: Any,
@@ -58,6 +60,7 @@ def insert(
     forward: Forward | None = None,
     optimizer: Optimizers = None,
     tolerance: float | None = None,
+    progress: bool | None = None,
     **options: Any,
 ) -> tuple[nn.Module, Report]:
     """Return a copy of the model with BN on ``Wu``, before each nonlinearity, and a report.
@@ -90,6 +93,7 @@ def insert(
 
     ``optimizer``: one or several, made for ``model``; they go over to the copy, and gamma and beta join the group of
     the weight before them (or the first group). The modes of the model stay.
+    ``progress``: after two seconds a line on stderr says what is being compared; by default, on a terminal.
     """
     check_arguments(model, forward, tolerance, _HERE)
     check_changeable(model, _HERE)

@@ -17,6 +17,7 @@ from batchnorm.nested import few_samples, fresh, tensors_in
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate
 from batchnorm.transforms.choices import Within, with_same_choices
+from batchnorm.transforms.stages import stage
 
 Forward = Callable[[nn.Module, Any], Any]
 # Of the largest output: what rounding may do to a deep network.
@@ -87,6 +88,7 @@ def verify(
     worst, share, compared, telling, what = 0.0, 0.0, 0, False, "outputs"
     few = example if any(module.training for module in before.modules()) else few_samples(example, 2)
     for number in range(more + 1):
+        stage(f"comparing outputs on input {number + 1} of {more + 1}")
         given = example if number == 0 else like(few, number)
         try:
             old = _outputs(before, given, run)
@@ -147,6 +149,7 @@ def _difference_by_same_choices(
     def near(old: list[Tensor], new: list[Tensor]) -> bool:
         return difference(old, new)[1] <= allowed
 
+    stage("comparing outputs with the same choices")
     try:
         found = with_same_choices(
             lambda within: _outputs(before, given, run, within),

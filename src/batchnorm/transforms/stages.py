@@ -1,0 +1,76 @@
+"""A line on the terminal that says what a verb is doing, for verbs that take long because they run the model."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+PATIENCE = 2.0  # seconds before anything is shown
+clock = time.monotonic
+
+
+class _Stages:
+    """The stages of one call of a verb, shown once it has taken a while."""
+
+    def __init__(self, verb: str, shown: bool, stack: ExitStack) -> None:
+        self.verb, self.shown, self.stack = verb, shown, stack
+        self.begun = clock()
+        self.bars: Any = None
+
+    def enter(self, words: str) -> None:
+        if not self.shown or clock() - self.begun < PATIENCE:
+            return
+        if self.bars is None:
+            from rich.console import Console
+            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+            shown = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+            self.bars = self.stack.enter_context(shown)
+            self.bars.add_task("")
+        self.bars.update(self.bars.task_ids[0], description=f"{self.verb}: {words}", refresh=True)
+
+
+_current: ContextVar[_Stages | None] = ContextVar("_current", default=None)
+
+
+def stage(words: str) -> None:
+    """Say what the verb that is running does next.
+
+    >>> stage("comparing outputs")  # no verb is running
+    """
+    stages = _current.get()
+    if stages is not None:
+        stages.enter(words)
+
+
+def in_stages(verb: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Let a function with an argument ``progress`` show its stages, on a terminal (None) or always (True).
+
+    >>> @in_stages
+    ... def count(progress=None):
+    ...     stage("counting")
+    ...     return 3
+    >>> count()
+    3
+    """
+
+    @wraps(verb)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        if _current.get() is not None:  # one verb inside another
+            return verb(*args, **kwargs)
+        progress = kwargs.get("progress")
+        shown = sys.stderr.isatty() if progress is None else bool(progress)
+        with ExitStack() as stack:
+            token = _current.set(_Stages(verb.__name__, shown, stack))
+            stack.callback(_current.reset, token)
+            return verb(*args, **kwargs)
+
+    return run
