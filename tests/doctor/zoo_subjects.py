@@ -22,7 +22,10 @@ TRUE = {
     ("transformers", "mobilenet_v1"): {"BN104"},
     ("transformers", "mobilenet_v2"): {"BN104"},
     ("transformers", "mobilenet_v2_segmentation"): {"BN104"},
-    ("transformers", "efficientnet"): {"BN104"},
+    ("transformers", "efficientnet"): {"BN104", "BN115"},
+    ("transformers", "mobilevit"): {"BN115"},
+    ("transformers", "mobilevit_v2"): {"BN115"},
+    ("transformers", "rt_detr"): {"BN115"},
 }
 WHY = {
     "BN101": "The layer has a bias and goes to nothing but BN in training mode, which subtracts the mean: "
@@ -33,6 +36,8 @@ WHY = {
     "here, with random weights; trained ones may make it smaller.",
     "BN113": "With random weights some channels are nearly constant for these inputs (behind a ReLU that is off, or a "
     "depthwise filter of small weights): true of these weights, and nothing that the architecture is to blame for.",
+    "BN115": "Its `_init_weights` draws gamma from N(0, 0.02), as the weights of convolutions: a model that is trained "
+    "from scratch begins with layers that scale their channels to a fiftieth. Published weights are not affected.",
     "BN502": "The network normalises before it convolves (pre-activation), or joins, sums or branches before it "
     "normalises, or pads what BN made: no linear layer beside could take these layers in. A property of the "
     "architecture, said so that nobody looks for a fold that cannot be.",

@@ -73,8 +73,9 @@ def measure(subject: Subject, norms: Iterable[Norm]) -> dict[str, Measured]:
             if x.numel() > x.shape[1] and bool(x.isfinite().all()):
                 assert isinstance(module, _BatchNorm)
                 parts, alive = seen[module]
-                parts.append(Moments(*(t.cpu().double() for t in moments(x))))
-                alive.append(_alive(x.double(), layers[module]))
+                part = Moments(*(t.cpu().double() for t in moments(x)))
+                parts.append(part)
+                alive.append(_alive(x, part.var, layers[module]))
 
     with subject.looking(note, lambda module: module in layers) as model:
         in_mode(model, False)
@@ -105,11 +106,15 @@ def _varies(given: Tensor) -> bool:
     return given.numel() > 1 and not given.is_meta and bool((given != given.flatten()[0]).any())
 
 
-def _alive(x: Tensor, norm: Norm) -> Tensor:
+def _alive(x: Tensor, var: Tensor, norm: Norm) -> Tensor:
     """Whether the input of each example and channel deviates from the channel's median by far more than it should."""
-    values = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)  # (N, C, positions)
-    middle = values.transpose(0, 1).flatten(1).median(1).values
-    off = (values - middle[:, None]).square().mean(2).cpu()
     running = variance_of(norm)
     assert running is not None
-    return off >= CLEARLY**2 * (running.cpu() + norm.eps).clamp(min=1e-30)
+    limit = CLEARLY**2 * (running.cpu() + norm.eps).clamp(min=1e-30)
+    alive = torch.zeros(x.shape[:2], dtype=torch.bool)
+    some = (var >= limit * EXAMPLES).nonzero().flatten()  # the median takes long, and the others do not reach it
+    if len(some):
+        values = x[:, some.to(x.device)].double().reshape(len(x), len(some), -1)  # (N, channels, positions)
+        middle = values.transpose(0, 1).flatten(1).median(1).values
+        alive[:, some] = (values - middle[:, None]).square().mean(2).cpu() >= limit[some]
+    return alive

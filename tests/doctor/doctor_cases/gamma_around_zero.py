@@ -26,6 +26,10 @@ def initialised(mean=0.0, deviation=0.02, norm=nn.BatchNorm2d, model=None):
     return {"model": model}
 
 
+def wide():
+    return nn.Sequential(nn.Linear(8, 48), nn.BatchNorm1d(48), *(nn.BatchNorm1d(48) for _ in range(6)))
+
+
 def trained(arguments, steps=10, rate=1e-3):
     model = arguments["model"]
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
@@ -104,6 +108,7 @@ SICK = {
 HEALTHY = {
     "as built": lambda: {"model": generator()},
     "DCGAN, done right": lambda: initialised(1.0),
+    "RepVGG: positive on the whole": lambda: initialised(0.1, 0.1, model=wide()),
     "uniform from zero to one": lambda: {"model": uniform()},
     "trained": lambda: trained(initialised(1.0), 50, 1e-2),
     "zero on purpose": lambda: {"model": Residual()},

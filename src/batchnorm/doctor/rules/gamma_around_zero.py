@@ -1,11 +1,11 @@
 """Gamma initialised around zero instead of one: every layer scales its channels down to next to nothing.
 
 ## What it does
-Finds new BN layers in which gamma differs from channel to channel and is negative in about half of them, as after
-``normal_(weight, 0, 0.02)`` on all parameters. Sound initialisations are all positive (one, N(1, 0.02), uniform from 0
-to 1) or all zero (``zero_init_residual``). In a model or a checkpoint that was trained, gammas near zero of both signs
-may be those of residual branches that began at zero; there it is reported only if at least two thirds of the layers
-have them, and positive and negative ones cancel.
+Finds new BN layers in which gamma differs from channel to channel, has a mean of zero within the sampling error, and is
+negative in about half of the channels, as after ``normal_(weight, 0, 0.02)`` on all parameters. Sound initialisations
+are mostly positive (one, N(1, 0.02), uniform from 0 to 1, RepVGG's N(0.1, 0.1)) or all zero (``zero_init_residual``).
+In a model or a checkpoint that was trained, gammas near zero of both signs may be those of residual branches that began
+at zero; there it is reported only if at least two thirds of the layers have them, and positive and negative ones cancel.
 
 ## Why is this bad?
 BN exists to give the next layer inputs of variance one. A gamma of N(0, 0.02) makes that 0.0004, layer after layer:
@@ -36,7 +36,7 @@ layers there is no fix.
 
 ## References
 - Radford, Metz & Chintala (2016), DCGAN
-- pytorch/examples#535
+- transformers 5.22, `_init_weights` of MobileViT, EfficientNet and RT-DETR: N(0, 0.02)
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Norm, Subject
 from batchnorm.records import Change, Finding, Report
 
-NEGATIVE, SEVERAL = 0.2, 3  # of the channels; and so many, unless gamma is near zero as a whole
+NEGATIVE, SEVERAL = 0.25, 3  # of the channels; and so many, unless gamma is near zero as a whole
+ERRORS = 3.0  # standard errors of the mean
 NEAR = 0.25  # of zero: all gammas
 SHRINKS = 0.5  # root mean square: from here on the scale does no harm
 MOST, CHANNELS = 2 / 3, 32  # of the layers of a trained model, and channels in all of them
@@ -91,9 +92,11 @@ def _is_new(norm: Norm) -> bool:
 
 
 def _is_mixed(gamma: Tensor) -> bool:
+    """Whether gammas are of both signs, and their mean is zero but for chance."""
     negative = int((gamma < 0).sum())
     many = negative >= SEVERAL or (negative > 0 and float(gamma.abs().max()) < NEAR)
-    return many and NEGATIVE <= negative / len(gamma) <= 1 - NEGATIVE
+    centred = float(gamma.mean().abs()) <= ERRORS * float(gamma.std()) / len(gamma) ** 0.5
+    return many and centred and NEGATIVE <= negative / len(gamma) <= 1 - NEGATIVE
 
 
 def _rms(gamma: Tensor) -> float:
