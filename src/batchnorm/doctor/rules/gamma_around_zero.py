@@ -4,8 +4,8 @@
 Finds new BN layers in which gamma differs from channel to channel, has a mean of zero within the sampling error, and is
 negative in about half of the channels, as after ``normal_(weight, 0, 0.02)`` on all parameters. Sound initialisations
 are mostly positive (one, N(1, 0.02), uniform from 0 to 1, RepVGG's N(0.1, 0.1)) or all zero (``zero_init_residual``).
-In a model or a checkpoint that was trained, gammas near zero of both signs may be those of residual branches that began
-at zero; there it is reported only if at least two thirds of the layers have them, and positive and negative ones cancel.
+In a model or a checkpoint that was trained, gammas near zero of both signs may belong to residual branches that began
+at zero; there it is reported only if at least two thirds of the layers have them and both signs cancel.
 
 ## Why is this bad?
 BN exists to give the next layer inputs of variance one. A gamma of N(0, 0.02) makes that 0.0004, layer after layer:

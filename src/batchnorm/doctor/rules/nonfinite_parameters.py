@@ -26,7 +26,7 @@ nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)  # ra
 No automatic fix: load a checkpoint from before.
 
 ## References
-- pytorch/pytorch#40497
+- PyTorch's documentation of `torch.nn.utils.clip_grad_norm_` (error_if_nonfinite)
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ No automatic fix: without the layer it is another network, which has to be train
 
 ## References
 - Ioffe & Szegedy (2015), section 3.2 (BN before the nonlinearity)
-- discuss.pytorch.org/t/36251
 """
 
 from __future__ import annotations

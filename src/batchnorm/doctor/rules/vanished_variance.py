@@ -36,7 +36,6 @@ theirs.
 
 ## References
 - Ioffe & Szegedy (2015), Algorithm 2
-- pytorch/pytorch#1206
 """
 
 from __future__ import annotations
