@@ -18,7 +18,7 @@ ELSEWHERE = (
     "batchnorm.lab",
     "batchnorm.doctor.rules.",
     "batchnorm.bench.",
-    "batchnorm.cli",
+    "batchnorm.commands",
     "batchnorm.__main__",
     "batchnorm.kernels._",
 )
@@ -92,7 +92,7 @@ def test_docstring_examples(name):
 @pytest.mark.parametrize("option", ["--version", "-V"])
 def test_the_command_says_its_version_without_torch(option):
     program = (
-        "import sys\nfrom batchnorm.cli import app\ntry:\n    app()\n"
+        "import sys\nfrom batchnorm.commands import app\ntry:\n    app()\n"
         "except SystemExit as end:\n    sys.stderr.write(f\"{end.code} {'torch' in sys.modules}\")"
     )
     done = subprocess.run([sys.executable, "-c", program, option], capture_output=True, text=True, check=True)

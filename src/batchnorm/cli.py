@@ -1,51 +1,22 @@
-"""The ``batchnorm`` command: a table of commands. Torch is imported only inside the ones that use it."""
+"""The ``batchnorm`` command: imports next to nothing, so that an interrupt is met from the start."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
-import typer
-
-from batchnorm import __version__
-from batchnorm.bench.command import bench
-from batchnorm.doctor.command import check
-from batchnorm.doctor.explain import explain, rules
-from batchnorm.lab.command import race
-from batchnorm.lab.demo import watch_demo
-from batchnorm.report.command import report
+from batchnorm import interrupts
 from batchnorm.terminal import ended
-from batchnorm.transforms.command import calibrate, fold
-
-app = typer.Typer(
-    name="batchnorm",
-    help="Batch Normalization for PyTorch: see what it buys, check and transform networks with it, make it fast.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-for command in (race, watch_demo, report, check, explain, rules, calibrate, fold, bench):
-    app.command()(command)
-
-
-def _say_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"batchnorm {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", "-V", callback=_say_version, is_eager=True, help="Say which version this is, and end."
-        ),
-    ] = False,
-) -> None:
-    """What can be given in front of a command; without help of its own, so that the one above is shown."""
 
 
 def main() -> None:
     """Run the command line; bad input, a full disk or Ctrl-C end in one sentence and an exit code, not a traceback."""
-    sys.exit(ended(lambda: app(standalone_mode=False)))
+    interrupts.remember()
+    code = ended(_run)
+    interrupts.settle()  # the rest is the end of the interpreter
+    sys.exit(code)
+
+
+def _run() -> object:
+    from batchnorm.commands import app
+
+    return app(standalone_mode=False)

@@ -6,46 +6,80 @@ an ``except:`` of another package it is lost, and the command would go on, write
 
 from __future__ import annotations
 
+import _thread
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _came: list[int] = []
 _held: list[bool] = []
+_replayed: list[bool] = []
+NATIVE = ("torch", "numpy", "onnx", "onnxruntime")
 
 
-@contextmanager
-def remembered() -> Iterator[None]:
-    """Record SIGINT, SIGTERM and SIGHUP in the block, besides raising ``KeyboardInterrupt``.
+def remember() -> None:
+    """Record SIGINT, SIGTERM and SIGHUP from now on, besides raising ``KeyboardInterrupt``.
 
-    >>> with remembered():
-    ...     pending()
-    0
+    >>> remember()  # doctest: +SKIP
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    _came.clear()
-    _held.clear()
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        for number, handler in before.items():
-            if handler not in (signal.SIG_IGN, None):  # nohup ignores SIGHUP, a shell's background job SIGINT
-                signal.signal(number, _note)
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:
-                signal.signal(number, handler)
+        return  # which may not set handlers
+    for state in (_came, _held, _replayed):
+        state.clear()
+    for number in SIGNALS:
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):  # nohup ignores SIGHUP, a background job SIGINT
+            signal.signal(number, _note)
+    sys.unraisablehook = _unraisable
+
+
+def _unraisable(lost: Any) -> None:
+    """Print what a destructor or a callback could not raise; of an interrupt, that it came is recorded."""
+    if not (_came and isinstance(lost.exc_value, KeyboardInterrupt)):
+        sys.__unraisablehook__(lost)
 
 
 def _note(number: int, frame: FrameType | None) -> None:
-    _came.append(number)
-    if not _held:
-        raise KeyboardInterrupt
+    if _replayed:
+        _replayed.clear()
+    else:
+        _came.append(number)
+    if _held:
+        return
+    if len(_came) == 1 and _in_native_import(frame):
+        # Their C++ calls Python while it sets itself up, and an exception there ends the process: ask again soon.
+        timer = threading.Timer(0.05, _replay, (number,))
+        timer.daemon = True
+        timer.start()
+        return
+    raise KeyboardInterrupt
+
+
+def _replay(number: int) -> None:
+    _replayed.append(True)
+    _thread.interrupt_main(signal.Signals(number))
+
+
+def _in_native_import(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and str(frame.f_globals.get("__name__")).partition(".")[0] in NATIVE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def settle() -> None:
+    """Let no further signal change how a command ends that has ended.
+
+    >>> settle()  # doctest: +SKIP
+    """
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is _note:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # the interpreter takes away a handler in Python as it ends
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from batchnorm.interrupts import putting_back
 from batchnorm.nested import CLOSED
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -68,9 +69,8 @@ def buffers(model: nn.Module, modules: Modules = None) -> Iterator[None]:
         for tensor in own.values():
             if tensor is not None and id(tensor) not in values and _has_memory(tensor):
                 values[id(tensor)] = (tensor, tensor.detach().clone())
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for module, own in before:
             if not isinstance(module, torch.jit.ScriptModule):  # whose buffers cannot be exchanged from Python
                 module._buffers.clear()
@@ -79,6 +79,9 @@ def buffers(model: nn.Module, modules: Modules = None) -> Iterator[None]:
             # A kernel may write without counting versions, so the values are looked at. What did not change is not
             # written to: it may be waiting for a backward pass, which would complain.
             _put_back(tensor, value)
+
+    with putting_back(restore):
+        yield
 
 
 def _has_memory(tensor: Tensor) -> bool:
@@ -112,11 +115,13 @@ def parameters(model: nn.Module) -> Iterator[None]:
     1.0
     """
     before = [(own.data, own.detach().clone()) for own in model.parameters() if _has_memory(own)]
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for memory, value in before:
             _put_back(memory, value)
+
+    with putting_back(restore):
+        yield
 
 
 @contextmanager
@@ -146,9 +151,8 @@ def attributes(model: nn.Module, modules: Modules = None) -> Iterator[None]:
         value for _, _, own, _ in before for name, value in own.items()
         if type(value) not in _PLAIN and name not in _KEPT_ELSEWHERE
     )  # fmt: skip
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for module, kind, own, held in before:
             module.__class__ = kind
             vars(module).clear()
@@ -161,6 +165,9 @@ def attributes(model: nn.Module, modules: Modules = None) -> Iterator[None]:
             if parameter.data_ptr() != data.data_ptr():
                 parameter.data = data
         contents.put_back()
+
+    with putting_back(restore):
+        yield
 
 
 class _Contents:
@@ -238,11 +245,13 @@ def modes(model: nn.Module, modules: Modules = None) -> Iterator[None]:
     [False, True]
     """
     before = [(module, module.training) for module in modules or model.modules()]
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for module, training in before:
             module.training = training
+
+    with putting_back(restore):
+        yield
 
 
 _HOOKS = (
@@ -273,14 +282,16 @@ def hooks(model: nn.Module, modules: Modules = None) -> Iterator[None]:
         (module, {name: dict(getattr(module, name)) for name in _HOOKS if hasattr(module, name)})
         for module in modules or model.modules()
     ]
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         for module, own in before:
             for name, entries in own.items():
                 now = getattr(module, name)
                 now.clear()
                 now.update(entries)
+
+    with putting_back(restore):
+        yield
 
 
 @contextmanager
@@ -296,11 +307,13 @@ def random_states() -> Iterator[None]:
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = torch.cuda.get_rng_state_all() if used else []
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(cpu)
         if devices:
             torch.cuda.set_rng_state_all(devices)
+
+    with putting_back(restore):
+        yield

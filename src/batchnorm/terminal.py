@@ -33,23 +33,29 @@ def ended(command: Callable[[], Any]) -> int:
     >>> ended(lambda: 0)
     0
     """
-    with interrupts.remembered(), warnings.catch_warnings():
-        _lenient_streams()
-        warnings.showwarning = _show_warning
+    with warnings.catch_warnings():
         try:
-            try:
-                code = int(command() or 0)
-            except SystemExit as error:
-                code = _code_of(error)
-            sys.stdout.flush()
-            interrupts.check()
+            _lenient_streams()
+            warnings.showwarning = _show_warning
+            return _outcome(command)
         except KeyboardInterrupt:
-            return _interrupted()
-        except Exception as error:
-            if interrupts.pending():  # somebody made another error of it
-                return _interrupted()
-            return _failed(error)
-        return code
+            interrupts.settle()
+            _last_words("interrupted")
+            return 128 + (interrupts.pending() or signal.SIGINT)
+
+
+def _outcome(command: Callable[[], Any]) -> int:
+    try:
+        try:
+            code = int(command() or 0)
+        except SystemExit as error:
+            code = _code_of(error)
+        sys.stdout.flush()
+    except Exception as error:
+        interrupts.check()  # an interrupt of which somebody made another error
+        code = _failed(error)
+    interrupts.check()
+    return code
 
 
 def _code_of(error: SystemExit) -> int:
@@ -57,14 +63,6 @@ def _code_of(error: SystemExit) -> int:
         return error.code or 0
     say(f"batchnorm: {error.code}", error=True)
     return 1
-
-
-def _interrupted() -> int:
-    number = interrupts.pending() or signal.SIGINT
-    for each in interrupts.SIGNALS:  # what follows is the end of the process
-        signal.signal(each, signal.SIG_IGN)
-    _last_words("interrupted")
-    return 128 + int(number)
 
 
 def _failed(error: Exception) -> int:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import batchnorm
-from batchnorm.cli import app
+from batchnorm.commands import app
 from batchnorm.terminal import ended
 
 SOURCE = pathlib.Path(batchnorm.__file__).parent.parent

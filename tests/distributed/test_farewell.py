@@ -25,7 +25,7 @@ def test_a_death_under_torchrun_is_told_although_torchrun_ends_the_others(launch
     _, code, output = launched["farewell"]
     assert code != 0
     assert "'1' (SyncBatchNorm1d, 4 channels): step 2 (forward)" in output, output
-    assert "rank 1 gave no answer (dead" in output
+    assert "rank 1 is gone: process " in output
 
 
 def test_it_is_said_before_the_end_and_the_signal_still_ends_the_process():

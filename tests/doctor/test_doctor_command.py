@@ -12,7 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import batchnorm as bn
-import batchnorm.cli
+import batchnorm.commands
 from batchnorm.doctor import command
 from batchnorm.doctor.codes import RULES
 from batchnorm.errors import BatchNormError
@@ -81,7 +81,7 @@ def run(folder):
     """The command as the shell runs it: what it prints, its exit code, and errors as ``main`` says them."""
 
     def run(*arguments):
-        result = CliRunner().invoke(batchnorm.cli.app, [str(argument) for argument in arguments])
+        result = CliRunner().invoke(batchnorm.commands.app, [str(argument) for argument in arguments])
         if isinstance(result.exception, BatchNormError):
             return 2, "", f"batchnorm: {result.exception}"
         if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -437,7 +437,7 @@ def test_the_command_from_a_shell(folder):
 
 
 def test_help_does_not_import_torch():
-    program = "import sys, batchnorm.cli; sys.exit('torch' in sys.modules)"
+    program = "import sys, batchnorm.commands; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 

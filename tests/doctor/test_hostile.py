@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import batchnorm as bn
-import batchnorm.cli
+import batchnorm.commands
 from batchnorm.errors import BatchNormError
 
 
@@ -22,7 +22,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
-        result = CliRunner().invoke(batchnorm.cli.app, [str(argument) for argument in arguments])
+        result = CliRunner().invoke(batchnorm.commands.app, [str(argument) for argument in arguments])
         if isinstance(result.exception, BatchNormError):  # which main says in one sentence
             return 2, result.stdout, str(result.exception)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception

@@ -8,7 +8,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import batchnorm as bn
-import batchnorm.cli
+import batchnorm.commands
 from batchnorm.doctor.codes import RULES
 from batchnorm.errors import BatchNormError
 
@@ -72,7 +72,7 @@ def test_the_command_refuses_such_data_too(tmp_path, monkeypatch):
         "def make(): return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))\n"
         "def data(): return [torch.randn(4, 3, 8, 8), torch.randn(4, 5, 8, 8)]\n"
     )
-    result = CliRunner().invoke(batchnorm.cli.app, ["check", "odd_net.py:make", "--data", "odd_net.py:data"])
+    result = CliRunner().invoke(batchnorm.commands.app, ["check", "odd_net.py:make", "--data", "odd_net.py:data"])
     assert isinstance(result.exception, BatchNormError)
     assert "bug" not in result.stdout
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 from typer.testing import CliRunner
 
-from batchnorm.cli import app
+from batchnorm.commands import app
 from batchnorm.errors import BatchNormError
 from batchnorm.lab import signal
 from batchnorm.lab.data import digits

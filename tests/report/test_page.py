@@ -9,7 +9,7 @@ import pytest
 from hostile_names import BOLD, HOSTILE, IMAGE
 from typer.testing import CliRunner
 
-from batchnorm.cli import app
+from batchnorm.commands import app
 from batchnorm.errors import BatchNormError
 from batchnorm.lab import signal
 from batchnorm.lab.present import accuracy_cell, ratio_cell, steps_cell

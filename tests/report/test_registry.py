@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import batchnorm
 from batchnorm import report
-from batchnorm.cli import app
+from batchnorm.commands import app
 from batchnorm.errors import BatchNormError
 from batchnorm.records import Measurement, RecordFile
 from batchnorm.report import registry

@@ -15,7 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import batchnorm as bn
-from batchnorm.cli import app
+from batchnorm.commands import app
 from batchnorm.loading import load_model, load_state, parse_input
 from batchnorm.records import RecordFile
 
@@ -392,7 +392,7 @@ def test_the_program_ends_with_2_and_one_sentence_and_runs_nothing_in_a_pickle(f
 )
 def test_help_teaches_without_torch(command, words):
     code = (
-        "import sys\nfrom batchnorm.cli import app\ntry:\n    app()\n"
+        "import sys\nfrom batchnorm.commands import app\ntry:\n    app()\n"
         "except SystemExit:\n    sys.stderr.write(str('torch' in sys.modules))"
     )
     environment = {**os.environ, "COLUMNS": "200", "TERMINAL_WIDTH": "200", "NO_COLOR": "1"}

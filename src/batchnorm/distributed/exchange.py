@@ -14,7 +14,7 @@ from torch import Tensor
 from batchnorm.distributed import rollcall
 from batchnorm.distributed.farewell import farewell
 from batchnorm.distributed.groups import backend, patience
-from batchnorm.distributed.ledger import HEADER, SAME, Ledger, Line, arrived, in_words, ledger_of
+from batchnorm.distributed.ledger import EVALUATION, HEADER, SAME, Ledger, Line, arrived, in_words, ledger_of
 from batchnorm.errors import BatchNormError
 
 # Room for a message from each rank. gloo ends the process if a message is longer than the place it is put in, which
@@ -40,7 +40,7 @@ def gather(payload: Tensor, line: Line, group: Any) -> tuple[Tensor, list[int]]:
     ledger.at, ledger.state = line, "waiting"
     began = time.monotonic()
     limit = patience(group).total_seconds()
-    asking = min(3.0, limit / 3)  # of the time a group waits, what is kept to find out who is missing
+    asking = min(10.0, limit / 3)  # of the time a group waits, what is kept to find out who is missing
     try:
         if kind == "gloo":
             rows = _to_everybody(vector[:ROOM], ROOM, group, ledger.me, limit - 1.3 * asking)
@@ -55,6 +55,8 @@ def gather(payload: Tensor, line: Line, group: Any) -> tuple[Tensor, list[int]]:
             say(f"[rank{ledger.ranks[ledger.me]}]: {missing}")
         raise missing from error
     arrived()
+    if ledger.exchanges == 1:
+        rollcall.meet()
     ledger.compare(line, headers)
     rows = rows[:, HEADER : vector.numel()]
     if kind == "gloo" and vector.numel() > ROOM:  # now all are known to send as much
@@ -88,54 +90,92 @@ def _to_everybody(vector: Tensor, room: int, group: Any, me: int, seconds: float
 
 
 def _missing(ledger: Ledger, line: Line, waited: float, seconds: float, error: RuntimeError) -> BatchNormError:
-    """Find out who did not come, and say so."""
+    """Find out who did not come and why."""
+    me = ledger.ranks[ledger.me]
     answers = rollcall.call(ledger.name, ledger.exchanges, ledger.ranks, ledger.me, seconds)
+    lost = {rank: story for rank in ledger.ranks if rank != me and (story := _lost(rank, answers))}
+    rollcall.report(lost)
+    first = {rank: story for rank, story in rollcall.fallen().items() if rank in ledger.ranks}
     stories: dict[str, list[int]] = {}
-    for rank in ledger.ranks:
-        if answers is None or rank == ledger.ranks[ledger.me]:
+    for rank in [*first, *(rank for rank in ledger.ranks if rank not in first)]:
+        if rank == me:
             continue
-        answer = answers.get(rank)
-        if answer is None:
-            story = "gave no answer (dead, stopped, or never in a synchronised layer)"
-        elif answer.get("ended"):
-            story = "did not arrive: its program has ended"
+        if rank in first:
+            story = first[rank]
+        elif first and rank in lost and rollcall.fate(rank) != "stopped":
+            story = "has ended since"  # as we are about to, and for the same reason
         else:
-            last = answer["groups"].get(ledger.name)
-            if last is not None and last[3] == ledger.exchanges:
-                continue  # it is here as well, and waits like us
-            story = f"did not arrive: {_story(last, answer, line)}"
-        stories.setdefault(story, []).append(rank)
-    told = "; ".join(f"{in_words(ranks)} {story}" for story, ranks in stories.items())
-    if answers is None:
-        told = (
+            story = lost.get(rank) or ("" if lost or first else _late(rank, answers, ledger, line))
+        if story:
+            stories.setdefault(story, []).append(rank)
+    found = "; ".join(f"{in_words(ranks)} {story}" for story, ranks in stories.items())
+    if not found and answers is None:
+        found = (
             "a rank is gone, and which one cannot be asked, because the store is gone with it: probably rank 0, which "
             "keeps the store"
         )
-    elif not told:
-        told = "every rank is here, but the connection between them failed"
+    elif not found:
+        found = "every rank is here, but the connection between them failed"
     # gloo's own words without the place in its source and the advice.
     words = re.sub(r"^\[[^]]*\] *", "", str(error).strip()).split(". ")[0].splitlines() or [type(error).__name__]
     return BatchNormError(
-        f"{line.words()}: after {waited:.1f} s, {told} ({words[0]})",
+        f"{line.words()}: after {waited:.1f} s, {found} ({words[0]})",
         where=line.seat.title(),
         do=f"look at that rank's own messages; {SAME}",
     )
 
 
+def _lost(rank: int, answers: dict[int, dict[str, Any]] | None) -> str:
+    """What became of a rank that will not come any more; empty if it may."""
+    answer = (answers or {}).get(rank, {})
+    process = rollcall.process_of(rank)
+    if "ended" in answer:
+        passed = f" (before, {ran})" if (ran := _passed(answer, "")) else ""
+        return f"did not arrive: its program has ended{answer['ended']}{passed}"
+    fate = rollcall.fate(rank)
+    if fate == "gone":
+        return f"is gone: {process} has ended" + (" without a word (killed, or out of memory)" * (answers is not None))
+    if fate == "stopped" and not answer:
+        return f"is stopped: {process} (a debugger, or SIGSTOP; kill -CONT lets it go on)"
+    return ""
+
+
+def _late(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: Ledger, line: Line) -> str:
+    """Where a rank is that has not come; empty if it waits like us, or nothing is known."""
+    process, running = rollcall.process_of(rank), rollcall.fate(rank) == "running"
+    if answers is None:
+        return "" if running or not process else f"may be gone, and cannot be asked ({process})"
+    answer = answers.get(rank)
+    if answer is not None:
+        last = answer["groups"].get(ledger.name)
+        here = last is not None and last[3] == ledger.exchanges
+        return "" if here else f"did not arrive: {_story(last, answer, line)}"
+    if running:
+        return f"gave no answer, although {process} runs (it may have left its process group, or never joined a layer)"
+    return "gave no answer (dead, stopped, or never in a synchronised layer)" + (f"; it was {process}" * bool(process))
+
+
+def _passed(answer: dict[str, Any], ours: str) -> str:
+    """What a rank ran without an exchange: this layer, if it did, or the last one."""
+    found = [name for name, _ in answer["passed"]]
+    if not found:
+        return ""
+    name = ours if ours in found else found[-1]
+    how = [how for each, how in answer["passed"] if each == name][-1]
+    layer = "this layer" if name == ours else name
+    return (
+        f"it is in evaluation mode: it ran {layer} with its running statistics"
+        if how == EVALUATION
+        else (f"it ran {layer} {how}")
+    )
+
+
 def _story(last: list[Any] | None, answer: dict[str, Any], line: Line) -> str:
-    told = []
-    ours = line.seat.title()
-    passed = answer["passed"]
-    if passed:
-        here = [how for name, how in passed if name == ours]
-        if here:
-            told.append(f"it ran this layer {here[-1]}")
-        else:
-            told.append(f"it ran {passed[-1][0]} {passed[-1][1]}")
+    parts = [_passed(answer, line.seat.title())]
     if last is None:
-        told.append("it has not exchanged anything in this group")
+        parts.append("it has not exchanged anything in this group")
     else:
-        told.append(f"its last exchange was in {last[0]}, {last[1]}")
+        parts.append(f"its last exchange was in {last[0]}, {last[1]}")
     if answer.get("line"):
-        told.append(f"its main thread is at {answer['line']}")
-    return ", ".join(told)
+        parts.append(f"its main thread is at {answer['line']}")
+    return ", ".join(filter(None, parts))

@@ -21,6 +21,7 @@ from batchnorm.errors import BatchNormError
 FORWARD, BACKWARD = 1, 2
 GRAD, DX, TRAINING, UPDATE, OBSERVE = 1, 2, 4, 8, 16  # what the ranks tell each other about a forward pass
 MODE = TRAINING | UPDATE | OBSERVE
+EVALUATION = "in evaluation mode"  # how a layer runs without an exchange
 HEADER = 8  # numbers in front of the payload
 _SIGN = 2015.0  # of a message of ours
 

@@ -1,8 +1,9 @@
 """Who is missing, and why: asked through the group's store, and only when an exchange has failed.
 
 Each process keeps one thread that looks into the store twice a second whether it is asked; then it publishes where its
-process is: the layer of its last exchange, the layers it ran since without one, the line its main thread is at. A
-process that does not answer has ended, died, or is stopped. The training itself sends nothing for this.
+process is: the layer of its last exchange, the layers it ran since without one, the line its main thread is at. Of a
+process that does not answer, those on the same host look up whether it is gone or stopped. Whoever finds that first
+publishes it, because the others may find out when the finder has ended, too. Training itself sends nothing for this.
 """
 
 from __future__ import annotations
@@ -20,16 +21,23 @@ import torch
 import torch.distributed as dist
 
 from batchnorm.distributed.ledger import whereabouts
+from batchnorm.distributed.processes import identity, state_of
 
 LOOK = 0.5  # seconds between two looks into the store
+MOST_KNOWN = 64  # ranks, up to which each learns where all others run: that takes a request each
+LONGEST = 200  # characters of the error by which a process ended
 
 
 class _Listener:
-    """The thread of a process that answers."""
+    """The thread of a process that answers, and keeps what the store holds about the others, which may go with it."""
 
     def __init__(self, world: Any, store: Any, rank: int) -> None:
         # A client of its own: one client serves one request at a time.
         self.world, self.store, self.rank = weakref.ref(world), store.clone(), rank
+        self.unknown = set(range(dist.get_world_size())) - {rank} if dist.get_world_size() <= MOST_KNOWN else set()
+        self.known: dict[int, dict[str, Any]] = {}
+        self.fallen: dict[int, str] = {}
+        self.store.set(f"bn/who/{rank}", json.dumps(identity()))
         self.process, self.over = os.getpid(), threading.Event()
         self.thread = threading.Thread(target=self._listen, name="batchnorm-rollcall", daemon=True)
         self.thread.start()
@@ -44,19 +52,48 @@ class _Listener:
                     question = self.store.get(key).decode()
                     self.store.compare_set(f"bn/at/{question}/{self.rank}", "", _answer())
                     asked += 1
+                self.learn()
             except Exception:
                 return  # the store is gone, and with it whoever could ask
 
+    def learn(self) -> None:
+        """Read who the other processes are, and who of them is known to be gone."""
+        for rank in sorted(self.unknown):
+            if self.store.check([f"bn/who/{rank}"]):
+                self.known[rank] = json.loads(self.store.get(f"bn/who/{rank}"))
+                self.unknown.discard(rank)
+        if not self.fallen and self.store.check(["bn/fallen"]):
+            found = json.loads(self.store.get("bn/fallen"))
+            self.fallen = {int(rank): story for rank, story in found.items()}
+            self.store.set(f"bn/heard/{self.rank}", "1")
+
+    def report(self, fallen: dict[int, str]) -> None:
+        """Publish who is gone. The process that keeps the store waits until the others have read it."""
+        if not self.fallen:
+            self.store.compare_set("bn/fallen", "", json.dumps(fallen))
+            self.learn()
+        if self.rank != 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return
+        waiting = {rank for rank, who in self.known.items() if rank not in fallen and state_of(who) != "gone"}
+        until = time.monotonic() + 3 * LOOK
+        while waiting and time.monotonic() < until:
+            waiting = {rank for rank in waiting if not self.store.check([f"bn/heard/{rank}"])}
+            time.sleep(0.02)
+
     def stop(self) -> None:
-        """End the thread before the interpreter ends, and leave word."""
+        """End the thread before the interpreter ends, and publish that this process ended, and why."""
         if self.process != os.getpid():
             return
         running = self.thread.is_alive() and dist.group.WORLD is not None and dist.group.WORLD is self.world()
         self.over.set()
         self.thread.join(2.0)
         if running:
+            error = getattr(sys, "last_value", None)  # what the interpreter has just printed
+            why = f" with {type(error).__name__}: {str(error)[:LONGEST]}" if error is not None else ""
             try:
-                self.store.set(f"bn/ended/{self.rank}", "1")
+                self.store.set(f"bn/ended/{self.rank}", json.dumps({**json.loads(_answer()), "ended": why}))
+                if why and not self.fallen:
+                    self.report({self.rank: f"did not arrive: its program has ended{why}"})
             except Exception:
                 return
 
@@ -66,7 +103,7 @@ _serves: weakref.ref[Any] | None = None
 
 
 def listen() -> None:
-    """Be ready to say where this process is; once per process group that is started.
+    """Be ready to report where this process is; once per process group that is started.
 
     >>> listen()  # doctest: +SKIP
     """
@@ -80,7 +117,19 @@ def listen() -> None:
             _listener.over.set()  # it served a group that was destroyed
         _listener, _serves = _Listener(world, store, dist.get_rank()), weakref.ref(world)
     except (AttributeError, RuntimeError, ValueError, NotImplementedError):
-        return  # a store that cannot be cloned: this process will be said not to answer
+        return  # a store that cannot be cloned: the other ranks get no answer from this process
+
+
+def meet() -> None:
+    """Learn where the other ranks run, after the first exchange, before which every one of them has published it.
+
+    >>> meet()  # doctest: +SKIP
+    """
+    if _listener is not None and _listener.thread.is_alive():
+        try:
+            _listener.learn()
+        except Exception:  # the store is gone
+            return
 
 
 @atexit.register
@@ -109,21 +158,65 @@ def call(group: str, exchange: int, ranks: list[int], me: int, seconds: float) -
         if store.add(f"bn/asked/{question}", 1) == 1:  # the first that fails asks for all
             for rank in others:
                 _ask(store, rank, question)
+        _listener.learn()
         until = time.monotonic() + seconds
         # Not with store.wait, which writes warnings of its own when its time is up.
-        while len(answers) < len(others):
+        while True:
             for rank in others:
                 if rank not in answers and store.check([f"bn/at/{question}/{rank}"]):
                     answers[rank] = json.loads(store.get(f"bn/at/{question}/{rank}"))
+            if all(rank in answers or fate(rank) in ("gone", "stopped") for rank in others):
+                break
             if time.monotonic() > until:
                 break
             time.sleep(0.02)
         for rank in others:
-            if rank not in answers and store.check([f"bn/ended/{rank}"]):
-                answers[rank] = {"ended": True}
+            if store.check([f"bn/ended/{rank}"]):
+                answers[rank] = json.loads(store.get(f"bn/ended/{rank}"))
     except Exception:
         return None
     return answers
+
+
+def fate(rank: int) -> str:
+    """Return what became of the process of a rank, as `state_of` does: "gone", "stopped", "running" or empty.
+
+    >>> fate(3)
+    ''
+    """
+    who = _listener.known.get(rank) if _listener is not None else None
+    return state_of(who) if who is not None else ""
+
+
+def process_of(rank: int) -> str:
+    """Name the process of a rank; empty if unknown.
+
+    >>> process_of(3)
+    ''
+    """
+    who = _listener.known.get(rank) if _listener is not None else None
+    return f"process {who['pid']} on {who['host']}" if who is not None else ""
+
+
+def fallen() -> dict[int, str]:
+    """Return the ranks that were found to be gone first, by any rank, each with what became of it.
+
+    >>> fallen()
+    {}
+    """
+    return {} if _listener is None else _listener.fallen
+
+
+def report(found: dict[int, str]) -> None:
+    """Publish which ranks are gone, for those that find out later, when more are gone.
+
+    >>> report({})
+    """
+    if found and _listener is not None and _listener.thread.is_alive():
+        try:
+            _listener.report(found)
+        except Exception:  # the store is gone
+            return
 
 
 def _ask(store: Any, rank: int, question: str) -> None:

@@ -8,13 +8,16 @@ from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from batchnorm.distributed import rollcall
 from batchnorm.distributed.exchange import gather
 from batchnorm.distributed.groups import Held, active, hold
 from batchnorm.distributed.ledger import (
     BACKWARD,
     DX,
+    EVALUATION,
     FORWARD,
     GRAD,
     OBSERVE,
@@ -52,6 +55,8 @@ class Synchronised(_Fast):
     @process_group.setter
     def process_group(self, group: Any) -> None:
         self._held = hold(group, type(self).__name__)
+        if dist.is_available() and dist.is_initialized():
+            rollcall.listen()  # a rank may fail before it is in a layer
 
     def _apply_to(
         self, x: Tensor, residual: Tensor | None, held: Tensors, training: bool, momentum: float, mask: Tensor | None
@@ -60,9 +65,10 @@ class Synchronised(_Fast):
         if group is None:
             return super()._apply_to(x, residual, held, training, momentum, mask)
         if not training:
-            # Nobody waits for an exchange here; but a rank that does so alone is asked for elsewhere.
+            # There is no exchange here; but other ranks may train, wait for this one, and ask where it is.
             if not torch.compiler.is_compiling():
-                passed_by(self, "with its running statistics (evaluation mode)")
+                rollcall.listen()
+                passed_by(self, EVALUATION)
             return super()._apply_to(x, residual, held, training, momentum, mask)
         return cast(Result, _eagerly("_synchronised")(self, x, residual, held, momentum, mask, group))
 
