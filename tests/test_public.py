@@ -18,6 +18,7 @@ ELSEWHERE = (
     "batchnorm.lab",
     "batchnorm.doctor.rules.",
     "batchnorm.bench.",
+    "batchnorm.cli",
     "batchnorm.commands",
     "batchnorm.__main__",
     "batchnorm.kernels._",
