@@ -22,8 +22,11 @@ def statistics_of(module: nn.Module) -> dict[str, Tensor]:
     >>> list(statistics_of(nn.BatchNorm1d(2))), statistics_of(nn.BatchNorm1d(2, track_running_stats=False))
     (['running_mean', 'running_var', 'num_batches_tracked'], {})
 
-    They are known by their names: ``running_mean``, ``running_var``, ``moving_variance`` and the like.
+    They are known by their names: ``running_mean``, ``running_var``, ``moving_variance`` and the like. A scripted
+    module has none: its buffers cannot be exchanged.
     """
+    if isinstance(module, torch.jit.ScriptModule):
+        return {}
     return {name: t for name, t in module._buffers.items() if t is not None and _KEPT.match(name)}
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -99,7 +98,7 @@ def turned(
                 own = isinstance(layer, _BatchNorm) and not is_foreign(layer)
                 if not own and not isinstance(layer, _BatchNorm) and not keeps_statistics(layer):
                     continue
-                if not own and not isinstance(layer, torch.jit.ScriptModule) and held(layer):
+                if not own and held(layer):
                     stack.callback(hold(layer))
                 new = switches(layer)
                 before.append((layer, {name: getattr(layer, name) for name in new}))
