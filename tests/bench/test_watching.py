@@ -50,4 +50,4 @@ def test_only_the_steps_that_should_are_recorded(monkeypatch):
 
 def test_not_both_at_once(bench):
     result = bench("--watch", "--monitor")
-    assert "--monitor and --watch are measured apart" in str(result.exception)
+    assert "--monitor, --watch and --lab are measured apart" in str(result.exception)

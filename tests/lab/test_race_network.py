@@ -1,10 +1,13 @@
+import inspect
+
 import pytest
 import torch
 from torch import nn
 
 from batchnorm.errors import BatchNormError
-from batchnorm.lab.networks.inception import Block, GroupedConv, Inception, torch_norm
+from batchnorm.lab.networks.inception import Block, GroupedConv, Inception, our_norm, torch_norm
 from batchnorm.lab.networks.schemes import SCHEMES, deviation
+from batchnorm.lab.race import run
 
 WIDTH = 8
 
@@ -66,7 +69,7 @@ def test_without_batch_norm_every_convolution_has_a_bias():
     assert all(conv.bias is not None for conv in convs)
 
 
-@pytest.mark.parametrize("norm", [None, torch_norm])
+@pytest.mark.parametrize("norm", [None, torch_norm, our_norm])
 @pytest.mark.parametrize("activation", ["relu", "sigmoid"])
 def test_a_member_of_a_stack_computes_what_it_computes_alone(norm, activation):
     options = {"norm": norm, "activation": activation}
@@ -99,3 +102,12 @@ def test_unknown_names_get_a_sentence():
         Inception([0], activation="tanh")
     with pytest.raises(BatchNormError, match="no initialisation 'zeros'; choose one of xavier"):
         Inception([0], scheme="zeros")
+
+
+def test_our_layers_are_what_runs_and_they_compute_what_torchs_do():
+    x = torch.randn(16, 2, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for activation in ("relu", "sigmoid"):
+        ours, stock = (Inception([3, 4], norm=norm, activation=activation).double() for norm in (our_norm, torch_norm))
+        torch.testing.assert_close(ours(x), stock(x), rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(ours.eval()(x), stock.eval()(x), rtol=1e-9, atol=1e-10)
+    assert inspect.signature(run).parameters["norm"].default is our_norm

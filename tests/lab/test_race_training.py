@@ -5,7 +5,7 @@ import torch
 
 from batchnorm.lab.curves import Member
 from batchnorm.lab.data import digits
-from batchnorm.lab.networks.inception import Inception, torch_norm
+from batchnorm.lab.networks.inception import Inception, our_norm, torch_norm
 from batchnorm.lab.train import Progress, batches, member_losses, train
 
 DATA = digits.load()
@@ -24,7 +24,7 @@ def member_state(network, index):
     return [tensor.view(network.members, -1)[index] for tensor in network.state_dict().values() if tensor.dim()]
 
 
-@pytest.mark.parametrize("norm", [None, torch_norm])
+@pytest.mark.parametrize("norm", [None, torch_norm, our_norm])
 def test_a_member_trained_in_a_stack_equals_the_same_member_trained_alone(norm):
     members = [Member(0.05, 1), Member(0.1, 2), Member(0.2, 1)]
     data = in_float64()
@@ -51,6 +51,19 @@ def test_a_neighbour_that_diverges_changes_no_bit_of_a_member(norm):
     assert lost.diverged_at in (2, 3)
     assert math.isnan(lost.accuracy[-1])
     assert math.isnan(lost.loss[-1])
+    assert all(torch.isfinite(tensor).all() for tensor in noisy.state_dict().values())
+
+
+def test_a_neighbour_that_diverges_leaves_members_with_our_layers_alone():
+    """Our kernel refuses a batch that is not finite as a whole; the others' statistics are then updated in float64."""
+    calm, wild = Member(0.05, 1), Member(1e30, 2)
+    quiet, noisy = stack_of([calm, calm], our_norm), stack_of([calm, wild], our_norm)
+    expected = train(quiet, [calm, calm], DATA, steps=6, every=2)[0]
+    found, lost = train(noisy, [calm, wild], DATA, steps=6, every=2)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    for mine, theirs in zip(member_state(quiet, 0), member_state(noisy, 0), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert lost.diverged_at in (2, 3)
     assert all(torch.isfinite(tensor).all() for tensor in noisy.state_dict().values())
 
 

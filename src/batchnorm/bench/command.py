@@ -72,6 +72,9 @@ def bench(
         bool,
         typer.Option("--watch", help="Measure what batchnorm.watch adds to a training step of a ResNet-18 instead."),
     ] = False,
+    lab: Annotated[
+        bool, typer.Option("--lab", help="Measure how fast the lab trains many networks, and one by one, instead.")
+    ] = False,
     cells: Annotated[bool, typer.Option("--cells/--no-cells", help="Print every cell before the summary.")] = True,
     json: Annotated[Path | None, typer.Option(metavar="OUT", help="Write all samples and the summary here.")] = None,
 ) -> None:
@@ -100,6 +103,8 @@ def bench(
 
       batchnorm bench --watch
 
+      batchnorm bench --lab
+
     The full run takes some minutes; Ctrl-C ends it and prints what is done.
     """
     if dtype not in grid.DTYPES:
@@ -109,8 +114,11 @@ def bench(
             raise BatchNormError(f"--{option} is {number}, but must be at least 1")
     if json is not None:
         check_target("--json", json)
-    if monitor and watch:
-        raise BatchNormError("--monitor and --watch are measured apart", do="give one of them")
+    if monitor + watch + lab > 1:
+        raise BatchNormError("--monitor, --watch and --lab are measured apart", do="give one of them")
+    if lab:
+        _measure_lab(rounds or (2 if quick else 5), threads, json)
+        return
     if monitor or watch:
         _measure_observer(watch, rounds or (20 if quick else 60), threads, json)
         return
@@ -152,6 +160,21 @@ def _measure_observer(watch: bool, rounds: int, threads: int | None, json: Path 
         summary = {"between": cost.between, "looking": cost.looking, "share": cost.share}
         record = RecordFile("bench", configuration, cost.measurements({"network": "resnet18"}), summary)
         record.write(json)
+        say(f"written to {json}")
+
+
+def _measure_lab(rounds: int, threads: int | None, json: Path | None) -> None:
+    """Measure how fast many networks are trained, print it, write the samples."""
+    import torch
+
+    from batchnorm.bench.copies import describe, measure, to_records
+
+    threads, copies = threads or torch.get_num_threads(), 40
+    samples = measure(rounds, threads, copies=copies)
+    for line in describe(samples, threads, copies):
+        say(line)
+    if json is not None:
+        to_records(samples, threads, rounds, copies).write(json)
         say(f"written to {json}")
 
 

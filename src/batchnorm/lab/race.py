@@ -23,7 +23,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.data import digits
 from batchnorm.lab.heat import Crew, Heat, crew
-from batchnorm.lab.networks.inception import Inception, NormFactory, torch_norm
+from batchnorm.lab.networks.inception import Inception, NormFactory, our_norm
 from batchnorm.lab.options import Options
 from batchnorm.lab.summary import Lane, Result, best_rate
 from batchnorm.lab.train import Progress, train
@@ -35,7 +35,7 @@ Watch = Callable[[Sequence[Variant], int, Progress], None]
 """Called after every step with the variants in training, how many networks they are and where they stand."""
 
 
-def run(options: Options, *, threads: int = 1, watch: Watch | None = None, norm: NormFactory = torch_norm) -> Result:
+def run(options: Options, *, threads: int = 1, watch: Watch | None = None, norm: NormFactory = our_norm) -> Result:
     """Run the whole race; an interrupt ends it and keeps the variants that were done.
 
     >>> result = run(Options(steps=500))  # doctest: +SKIP
@@ -85,7 +85,7 @@ def start(
     baseline_rate: float,
     data: digits.Split,
     watch: Watch | None = None,
-    norm: NormFactory = torch_norm,
+    norm: NormFactory = our_norm,
 ) -> Heat:
     """Begin to train variants that differ in learning rate only, all rates and seeds side by side.
 

@@ -20,7 +20,7 @@ from batchnorm.lab.depth.arms import (
     TUNING_SEEDS,
 )
 from batchnorm.lab.depth.claims import claims, divergence
-from batchnorm.lab.depth.outcome import SHARE, Depth, Outcome, depth_of, depths_of
+from batchnorm.lab.depth.outcome import Depth, Outcome, depth_of, depths_of
 from batchnorm.lab.present import ratio_cell, steps_cell
 from batchnorm.lab.summary import Steps
 from batchnorm.lab.variants import Paper, named
@@ -165,7 +165,6 @@ def ratio_or_never(steps: Steps | None, chosen: bool = False) -> str:
 
 def arms_table(depth: Depth, outcome: Outcome) -> Table:
     """Make the table of Figure 3 at one depth, with the paper's figures named as the paper's."""
-    share = "" if depth.target is None else f"{SHARE * depth.target:.1%}"
     table = Table(
         title=f"At {depth.blocks} blocks, and the paper's figures (ImageNet)",
         box=box.SIMPLE_HEAD,
@@ -174,7 +173,7 @@ def arms_table(depth: Depth, outcome: Outcome) -> Table:
     )
     table.add_column("arm", no_wrap=True)
     best = "best" if depth.target is None else f"{depth.target:.1%}"
-    for header in ("rate", f"steps to\n{best}", "times\nfewer", f"fewer\nto {share}", "best", "lost", "paper"):
+    for header in ("rate", f"steps to\n{best}", "times\nfewer", "95%:\nfewer", "best", "lost", "paper"):
         table.add_column(header, justify="right", no_wrap=True)
     entries = outcome.at(depth.blocks)
     for name, entry in entries.items():

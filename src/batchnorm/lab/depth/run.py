@@ -2,9 +2,9 @@
 
 The protocol. At each depth the network without Batch Normalization trains at every rate of a grid on three tuning
 seeds, and its best rate is chosen. On fresh seeds it then trains at that rate, and the networks with BN at 1, 5 and
-30 times that rate. SkipInit, gradient clipping and the sigmoid network choose from as many rates on the same tuning
-seeds. The tuning seeds also choose the arm with BN that the first sentence quotes: of three rates, where the plain
-network had nine. Plain SGD, batches of 32, no momentum, decay or schedule.
+30 times that rate. SkipInit and gradient clipping choose from the same grid on the same tuning seeds. The tuning
+seeds also choose the arm with BN that the first sentence quotes: of three rates, where the plain network had nine.
+Plain SGD, batches of 32, no momentum, decay or schedule.
 """
 
 from __future__ import annotations

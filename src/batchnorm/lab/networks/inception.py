@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
+from batchnorm.functional import moments
 from batchnorm.lab.networks.schemes import deviation
+from batchnorm.layers.batch import BatchNorm2d, Tensors
 
 BLOCKS = 4
 HALVED_BEFORE = (0,)  # the blocks in front of which the maps are halved
@@ -33,6 +35,41 @@ def torch_norm(channels: int, activation: str) -> nn.Module:
     8
     """
     return nn.Sequential(nn.BatchNorm2d(channels), ACTIVATIONS[activation]())
+
+
+class StackNorm(BatchNorm2d):
+    """Our Batch Normalization of a stack: a channel whose batch is finite is updated whatever its neighbours do.
+
+    >>> layer = StackNorm(2, momentum=1.0)
+    >>> _ = layer(torch.tensor([[1.0, float("nan")], [3.0, 0.0]]).view(2, 2, 1, 1).expand(2, 2, 4, 4))
+    >>> layer.running_mean
+    tensor([2., 0.])
+
+    A layer alone refuses such a batch as a whole; here the channels are other members, which must not notice.
+    """
+
+    def _apply_to(
+        self, x: Tensor, residual: Tensor | None, held: Tensors, training: bool, momentum: float, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | bool | None]:
+        y, finite = super()._apply_to(x, residual, held, training, momentum, mask)
+        if finite is None or bool(finite) or held.mean is None or held.var is None:
+            return y, finite
+        count, mean, var = moments(x.detach())
+        sound = torch.isfinite(mean) & torch.isfinite(var)
+        for kept, found in ((held.mean, mean), (held.var, var * (count / (count - 1)))):
+            kept.copy_(torch.where(sound, (1 - momentum) * kept + momentum * found, kept.to(found.dtype)))
+        return y, True
+
+
+def our_norm(channels: int, activation: str) -> nn.Module:
+    """Make our Batch Normalization, with the nonlinearity in the same pass where it can be.
+
+    >>> our_norm(8, "relu").activation, len(our_norm(8, "sigmoid"))
+    ('relu', 2)
+    """
+    if activation == "relu":
+        return StackNorm(channels, activation="relu")
+    return nn.Sequential(StackNorm(channels), ACTIVATIONS[activation]())
 
 
 def draw(
@@ -141,7 +178,7 @@ def apart(maps: Tensor, members: int, parts: int) -> Sequence[Tensor]:
 class Inception(nn.Module):
     """A stem, four blocks and a linear read-out of the averaged maps: one network for each seed.
 
-    >>> stack = Inception(seeds=[0, 1, 2], norm=torch_norm)
+    >>> stack = Inception(seeds=[0, 1, 2], norm=our_norm)
     >>> stack(torch.zeros(32, 3, 8, 8)).shape
     torch.Size([32, 3, 10])
 
