@@ -102,7 +102,7 @@ def describe(samples: list[Sample], threads: int, copies: int, blocks: int = BLO
 
     >>> same = [Sample(kind, contender, 0.001, 0.001) for kind in KINDS for contender in CONTENDERS]
     >>> print(describe(same, threads=2, copies=40)[2])
-    stock torch, one by one    1,000  1.0x  1.0x    1,000  1.0x  1.0x
+    stock torch, one by one     1,000  1.0x  1.0x    1,000  1.0x  1.0x
     """
     lines = [
         f"{copies} residual networks of {blocks} blocks, batches of 32, {threads} thread{'s' * (threads > 1)}: steps "
@@ -123,7 +123,8 @@ def describe(samples: list[Sample], threads: int, copies: int, blocks: int = BLO
 
 def median(samples: list[Sample], kind: str, contender: str, what: str) -> float:
     """Return the median seconds of a contender, by the clock or of the processor."""
-    return statistics.median(getattr(s, what) for s in samples if (s.kind, s.contender) == (kind, contender))
+    own = [sample for sample in samples if (sample.kind, sample.contender) == (kind, contender)]
+    return statistics.median(sample.clock if what == "clock" else sample.processor for sample in own)
 
 
 def to_records(samples: list[Sample], threads: int, rounds: int, copies: int) -> RecordFile:
