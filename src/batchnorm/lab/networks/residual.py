@@ -20,6 +20,7 @@ from batchnorm.layers.batch import BatchNorm1d
 
 NORMS = ("ours", "torch", "none")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "sigmoid": torch.sigmoid}
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "sigmoid": torch.sigmoid_}
 
 
 class Residual(nn.Module):
@@ -135,13 +136,13 @@ class ResidualCopies(Copies):
     @torch.no_grad()
     def evaluate(self, x: Tensor) -> Tensor:
         """Score (batch, ...) in evaluation mode, every copy the same batch."""
-        act = ACTIVATIONS[self.activation]
+        act = IN_PLACE[self.activation]
         h = x.flatten(1).t().expand(len(self.named["read_out.weight"]), -1, -1)
         given = h
         for index in range(2 * self.blocks + 1):
             last_of_block = index > 0 and index % 2 == 0
             if index % 2 == 1:
-                given = h
+                given = h  # the input of a block
             z = torch.baddbmm(*self._affine(index), h)
             if last_of_block:
                 z = given.addcmul(z, self._scale(index)) if self.scaled else z.add_(given)
@@ -180,7 +181,9 @@ class ResidualCopies(Copies):
             z = torch.baddbmm(self.named[f"linears.{index}.bias"].unsqueeze(2), weight, x)
         if residual is not None:
             z = residual.addcmul(z, self._scale(index)) if self.scaled else residual + z
-        return ACTIVATIONS[self.activation](z)
+        # What the norm made may be kept for its backward pass; sums and products are not.
+        keep = self.normalised and residual is None
+        return (ACTIVATIONS if keep else IN_PLACE)[self.activation](z)
 
     def _read_out(self, h: Tensor) -> Tensor:
         bias = self.named["read_out.bias"].unsqueeze(2)
