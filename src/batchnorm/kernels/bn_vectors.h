@@ -40,6 +40,16 @@ INLINE vfh NAME(half)(vf v, int upper) {
 #endif
 }
 
+/* Compilers fold a load into the masked move that selects from it (AVX-512), and a masked load is not requested from memory
+ * before its mask is known: dy would wait for x. Here the value exists before any mask. */
+INLINE void NAME(load_now)(vf *v) {
+#if BN_ISA == 3
+    __asm__("" : "+v"(*v));
+#else
+    (void)v;
+#endif
+}
+
 /* Ones that the compiler does not know to be ones. */
 INLINE vf NAME(opaque_one)(void) {
     vf one = NAME(splat)(1.0f);
@@ -300,6 +310,7 @@ INLINE vf NAME(gradient)(const bn_args *a, int64_t i, int64_t b, int64_t fresh, 
                          int bf16) {
     vf dy = NAME(load)(a->dy, i, bf16);
     if (act == BN_NONE) return dy;
+    NAME(load_now)(&dy);
     if (aux == BN_AUX_BITS) return NAME(through_kink)(dy, NAME(lanes_at)(a->bits, b, fresh), a, act);
     return NAME(through)(dy, NAME(before_activation)(a, i, d, k, aux, bf16), a, act);
 }

@@ -17,6 +17,7 @@
 
 #include "bn.h"
 #include "call_dlpack.h"
+#include "call_torch.h"
 #include "call_tensors.h"
 #include "call_passes.h"
 
@@ -35,6 +36,9 @@ static enum answer prepare(request *q) {
     if (q->training != Py_True && q->training != Py_False) return DECLINED;
     args->operation = q->training == Py_True ? BN_TRAIN : BN_EVAL;
     if ((q->mean == Py_None) != (q->var == Py_None) || (args->operation == BN_EVAL && q->mean == Py_None)) return DECLINED;
+    if (q->mean != Py_None && (requires_grad(q->mean) || requires_grad(q->var))) return DECLINED;
+    const int64_t apart = (int64_t)((intptr_t)args->running_mean - (intptr_t)args->running_var), row_bytes = 4 * channels;
+    if (args->operation == BN_TRAIN && q->mean != Py_None && apart < row_bytes && -apart < row_bytes) return DECLINED;
     if (q->residual != Py_None) {
         dlpack_tensor r;
         if ((answer = look(q->residual, &r)) != SERVED) return answer;
@@ -72,10 +76,8 @@ static int differentiates(const request *q) {
     int enabled = grad_enabled();
     if (enabled <= 0) return enabled;
     PyObject *inputs[] = {q->input, q->weight, q->bias, q->residual};
-    for (int i = 0; i < 4; i++) {
-        int found = inputs[i] == Py_None ? 0 : (int)truth(inputs[i], name_requires_grad);
-        if (found != 0) return found;
-    }
+    for (int i = 0; i < 4; i++)
+        if (inputs[i] != Py_None && requires_grad(inputs[i])) return 1;
     return 0;
 }
 
@@ -285,15 +287,19 @@ static PyObject *call_setup(PyObject *module, PyObject *none, PyObject *given) {
     Py_RETURN_NONE;
 }
 
-/* connect(capsule): use these functions of DLPack's; an ImportError says whose version they are, if they cannot be used. */
-static PyObject *call_connect(PyObject *module, PyObject *capsule) {
+/* connect(capsule, addresses, probes, size): use these functions of DLPack's and of torch's (see `torch_connect`); an
+ * ImportError says what they are, if they cannot be used. */
+static PyObject *call_connect(PyObject *module, PyObject *arguments) {
+    PyObject *capsule, *addresses, *probes;
+    Py_ssize_t size;
     (void)module;
-    if (dlpack_connect(capsule) < 0) return NULL;
+    if (!PyArg_ParseTuple(arguments, "OO!O!n", &capsule, &PyTuple_Type, &addresses, &PyTuple_Type, &probes, &size)) return NULL;
+    if (dlpack_connect(capsule) < 0 || torch_connect(addresses, probes, size) < 0) return NULL;
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
-    {"connect", call_connect, METH_O, NULL},
+    {"connect", call_connect, METH_VARARGS, NULL},
     {"method", call_method, METH_O, NULL},
     {"setup", (PyCFunction)(void (*)(void))call_setup, METH_VARARGS | METH_KEYWORDS, NULL},
     {"layer", (PyCFunction)(void (*)(void))call_layer, METH_FASTCALL, NULL},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from typing import Any
 
@@ -79,13 +80,34 @@ def load() -> tuple[Any, str]:
     if exchange is None:
         return None, f"called from Python: torch {torch.__version__} does not offer DLPack's functions"
     try:
-        _call.connect(exchange)
-    except ImportError as error:
+        _call.connect(exchange, _functions(), _probes(), Tensor.__basicsize__)
+    except (ImportError, OSError, AttributeError) as error:
         return None, f"called from Python: torch {torch.__version__} offers {error}"
     _call.setup(**given)
     # torch's own `apply` first looks which of its two names the way back has; this one is it.
     Plain._backward_cls.apply = _call.method(Plain._backward_cls)  # type: ignore[attr-defined]
     return _call, ""
+
+
+def _functions() -> tuple[int, ...]:
+    """Where torch has the functions that call_torch.h calls; the first and the last one have the names C++ gives them."""
+    library = native.torchs_library()
+    names = (
+        "_ZN2at6native6is_negERKNS_6TensorE",
+        "aoti_torch_get_storage_size",
+        "aoti_torch_get_storage_offset",
+        "_ZNK3c1010TensorImpl13requires_gradEv",
+    )
+    return tuple(int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0) for name in names)
+
+
+def _probes() -> tuple[tuple[Any, ...], ...]:
+    """Tensors of several kinds, and what torch's functions must say of them."""
+    plain, parameter = torch.zeros(9, device="cpu"), torch.nn.Parameter(torch.zeros(3, device="cpu"))
+    tensors = (plain, plain[2:5], plain.view(3, 3)[1], torch._neg_view(plain[1:]), parameter, parameter.detach())
+    return tuple(
+        (t, t._cdata, t.untyped_storage().nbytes(), t.storage_offset(), t.is_neg(), t.requires_grad) for t in tensors
+    )
 
 
 short, reason = load()

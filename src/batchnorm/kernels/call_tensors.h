@@ -12,7 +12,7 @@ GIVEN(DECLARE)
 
 /* Names of attributes, interned once. */
 #define NAMES(X)                                                                                                            \
-    X(requires_grad) X(to_save) X(rest) X(saved_tensors) X(needs_input_grad) X(_current_level) X(_kernel) X(run) X(address)   \
+    X(to_save) X(rest) X(saved_tensors) X(needs_input_grad) X(_current_level) X(_kernel) X(run) X(address)   \
     X(_parameters) X(_buffers) X(weight) X(bias) X(running_mean) X(running_var) X(num_batches_tracked) X(training)            \
     X(track_running_stats) X(statistics) X(update) X(momentum) X(eps) X(activation) X(negative_slope) X(_refused)
 #define DECLARE_NAME(name) static PyObject *name_##name;
@@ -37,21 +37,15 @@ static enum answer declined_if_runtime_error(void) {
     return DECLINED;
 }
 
-static enum answer truth(PyObject *object, PyObject *name) {
-    PyObject *value = PyObject_GetAttr(object, name);
-    if (value == NULL) return declined_if_runtime_error();
-    Py_DECREF(value);
-    return value == Py_True ? SERVED : DECLINED;
-}
-
-/* Read a plain tensor in this process's memory; anything else is declined. Its sizes are the tensor's own. */
+/* Read a plain tensor in this process's memory, whose numbers are what that memory holds; anything else is declined. Its sizes are
+ * the tensor's own. */
 static enum answer look(PyObject *tensor, dlpack_tensor *into) {
     PyObject *type = (PyObject *)Py_TYPE(tensor);
     if (type != given_Tensor && type != given_Parameter) return DECLINED;
     if (dlpack->look(tensor, into) != 0) return declined_if_runtime_error();
     if (into->data == NULL || into->device.type != DLPACK_CPU || into->ndim > MOST_DIMENSIONS) return DECLINED;
     into->data = (char *)into->data + into->byte_offset;
-    return SERVED;
+    return has_memory(tensor, into) && !is_negative(tensor) ? SERVED : DECLINED;
 }
 
 static int64_t numel(const dlpack_tensor *t) {

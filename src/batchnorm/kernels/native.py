@@ -125,17 +125,24 @@ def _share_threads(library: ctypes.CDLL) -> str:
     Looking a symbol up in libtorch_cpu searches what that library depends on, so this finds torch's OpenMP even if
     the process has loaded another one.
     """
+    library.bn_use_openmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    try:
+        torchs = torchs_library()
+        entries = (torchs.GOMP_parallel, torchs.omp_get_thread_num)
+    except (OSError, AttributeError):
+        return "on one thread: torch's OpenMP was not found"
+    library.bn_use_openmp(*(ctypes.cast(entry, ctypes.c_void_p) for entry in entries))
+    return "on torch's own threads"
+
+
+def torchs_library() -> ctypes.CDLL:
+    """Return torch's own library for CPUs, by which its functions are found; an OSError if there is none.
+
+    >>> torchs_library() is not None
+    True
+    """
     import torch
 
-    library.bn_use_openmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
-        path = Path(torch.__file__).parent / "lib" / name
-        if path.exists():
-            try:
-                torchs = ctypes.CDLL(str(path))
-                entries = (torchs.GOMP_parallel, torchs.omp_get_thread_num)
-            except (OSError, AttributeError):
-                break
-            library.bn_use_openmp(*(ctypes.cast(entry, ctypes.c_void_p) for entry in entries))
-            return "on torch's own threads"
-    return "on one thread: torch's OpenMP was not found"
+    folder = Path(torch.__file__).parent / "lib"
+    names = [folder / "libtorch_cpu.so", folder / "libtorch_cpu.dylib"]
+    return ctypes.CDLL(str(next((path for path in names if path.exists()), names[0])))
