@@ -12,10 +12,13 @@ from torch import Tensor
 from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
 from batchnorm.hooks import running_place, users_frame
 from batchnorm.kernels.native import ACTIVATIONS
+from batchnorm.kernels.storage import check_memory
 from batchnorm.masks import readable
 from batchnorm.moments import Moments
 
 NONFINITE = ("reject", "raise")
+NUMBERS = (float, int)
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 class _Warned:
@@ -122,6 +125,7 @@ def check(
 size [1, 3]: one value is its own mean, so the output would be the bias whatever the input; drop the last short batch \
 (drop_last=True), use larger batches, or normalise with running statistics (eval(), or statistics="running")
     """
+    check_tensors(x, running_mean, running_var, weight, bias, residual, where)
     check_dimensions(x, where)
     channels = x.shape[1]
     for name, tensor in (
@@ -149,27 +153,28 @@ size [1, 3]: one value is its own mean, so the output would be the bias whatever
         raise BatchNormError(
             f"expected a floating-point input, got {x.dtype}", where=where, do="convert it with x.float()"
         )
-    if training:
-        if alone and channels and x.numel() == channels:
-            raise BatchNormError(
-                f"Expected more than 1 value per channel when training, got input size {list(x.shape)}: one value "
-                "is its own mean, so the output would be the bias whatever the input",
-                where=where,
-                do="drop the last short batch (drop_last=True), use larger batches, or normalise with running "
-                'statistics (eval(), or statistics="running")',
-            )
-        if (running_mean is None) != (running_var is None):
-            raise BatchNormError(
-                f"{'running_mean' if running_mean is None else 'running_var'} is missing: the two are updated together",
-                where=where,
-                do="give both, or neither",
-            )
-    elif running_mean is None or running_var is None:
+    if training and alone and channels and x.numel() == channels:
+        raise BatchNormError(
+            f"Expected more than 1 value per channel when training, got input size {list(x.shape)}: one value "
+            "is its own mean, so the output would be the bias whatever the input",
+            where=where,
+            do="drop the last short batch (drop_last=True), use larger batches, or normalise with running "
+            'statistics (eval(), or statistics="running")',
+        )
+    if (running_mean is None) != (running_var is None):
+        together = "updated together" if training else "used together"
+        raise BatchNormError(
+            f"{'running_mean' if running_mean is None else 'running_var'} is missing: the two are {together}",
+            where=where,
+            do="give both, or neither",
+        )
+    if not training and running_mean is None:
         raise BatchNormError(
             "there are no running statistics to normalise with outside training",
             where=where,
             do='pass running_mean and running_var, or use the batch\'s own (training=True, statistics="batch")',
         )
+    check_running(running_mean, running_var, training, where)
     if eps < 0 or (training and eps == 0):
         raise BatchNormError(f"eps must be positive, got {eps}", where=where, do="use a small number such as 1e-5")
     if activation not in ACTIVATIONS:
@@ -185,6 +190,125 @@ size [1, 3]: one value is its own mean, so the output would be the bias whatever
     if residual is not None and residual.device != x.device:
         raise BatchNormError(
             f"the input is on {x.device}, but the residual is on {residual.device}", where=where, do="move one of them"
+        )
+
+
+def check_tensors(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    where: str,
+) -> None:
+    """Refuse what is no tensor, has no strides, or has lost its memory.
+
+    >>> check_tensors(torch.zeros(4, 3), None, None, [1.0, 1.0, 1.0], None, None, "bn1")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: bn1: weight is a list; give a torch.Tensor, or None
+    """
+    for name, tensor in (
+        ("the input", x),
+        ("running_mean", running_mean),
+        ("running_var", running_var),
+        ("weight", weight),
+        ("bias", bias),
+        ("the residual", residual),
+    ):
+        if tensor is None and tensor is not x:
+            continue
+        if not isinstance(tensor, Tensor):
+            optional = "" if tensor is x else ", or None"
+            raise BatchNormError(
+                f"{name} is a {type(tensor).__name__}", where=where, do=f"give a torch.Tensor{optional}"
+            )
+        if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
+            check_layout(tensor, name, where)
+            check_memory(tensor, name, where)
+
+
+def check_layout(tensor: Tensor, name: str, where: str) -> None:
+    """Refuse sparse and nested tensors.
+
+    >>> check_layout(torch.eye(3).to_sparse(), "the input", "bn1")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: bn1: the input has the layout torch.sparse_coo, expected torch.strided; convert \
+it with to_dense()
+    """
+    if tensor.layout in SPARSE:
+        raise BatchNormError(
+            f"{name} has the layout {tensor.layout}, expected torch.strided",
+            where=where,
+            do="convert it with to_dense()",
+        )
+    if tensor.is_nested:
+        raise BatchNormError(
+            f"{name} is a nested tensor, expected one with a size in every dimension",
+            where=where,
+            do="pad it with torch.nested.to_padded_tensor, and give a mask of the lengths",
+        )
+
+
+def check_numbers(momentum: object, eps: object, negative_slope: object, where: str) -> None:
+    """Refuse what does not stand for a number.
+
+    >>> check_numbers(0.1, "1e-5", 0.01, "bn1")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: bn1: eps is '1e-5' (a str); give a number
+    """
+    for name, value in (("momentum", momentum), ("eps", eps), ("negative_slope", negative_slope)):
+        if not hasattr(value, "__float__"):
+            raise BatchNormError(f"{name} is {value!r} (a {type(value).__name__})", where=where, do="give a number")
+
+
+def overlap(running_mean: Tensor, running_var: Tensor) -> bool:
+    """Whether an update of the running statistics would write one number over another.
+
+    >>> row = torch.zeros(4)
+    >>> overlap(row[:2], row[2:]), overlap(row[:2], row[1:3]), overlap(row[:1].expand(2), row[2:])
+    (False, True, True)
+    """
+    rows = []
+    for row in (running_mean, running_var):
+        if row.dim() != 1 or not row.data_ptr():
+            return False
+        size, step, start = row.shape[0], row.stride(0) * row.element_size(), row.data_ptr()
+        if step == 0 and size > 1:
+            return True
+        rows.append(range(start, start + max(size * step, 1), step or 1))
+    mean, var = rows
+    if mean.start > var[-1] or var.start > mean[-1]:
+        return False
+    return len({*mean, *var}) < len(mean) + len(var)
+
+
+def check_running(running_mean: Tensor | None, running_var: Tensor | None, training: bool, where: str) -> None:
+    """Refuse running statistics that require a gradient, or that an update could not write.
+
+    >>> check_running(torch.zeros(1).expand(3), torch.ones(3), True, "bn1")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: bn1: running_mean and running_var are to be updated, but several of their numbers \
+share one place in memory; clone them, e.g. with running_mean.clone()
+    """
+    if running_mean is None or running_var is None or torch.compiler.is_compiling():
+        return
+    for name, tensor in (("running_mean", running_mean), ("running_var", running_var)):
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise BatchNormError(
+                f"{name} requires a gradient, which nothing computes",
+                where=where,
+                do=f"give {name}.detach(), or register it as a buffer",
+            )
+    try:
+        shared = training and overlap(running_mean, running_var)
+    except (RuntimeError, NotImplementedError):  # no memory of their own, such as those of a function transform
+        return
+    if shared:
+        raise BatchNormError(
+            "running_mean and running_var are to be updated, but several of their numbers share one place in memory",
+            where=where,
+            do="clone them, e.g. with running_mean.clone()",
         )
 
 

@@ -12,17 +12,23 @@ from torch.autograd import forward_ad
 from batchnorm import kernels
 from batchnorm.checks import (
     NONFINITE,
+    NUMBERS,
     check,
     check_dimensions,
     check_dtypes,
     check_groups,
+    check_layout,
+    check_numbers,
     check_statistics,
+    check_tensors,
+    overlap,
     report_nonfinite,
 )
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels import call, differentiable, fallback
 from batchnorm.kernels.differentiable import CODES, Rest, Setting
 from batchnorm.kernels.native import ACTIVATIONS
+from batchnorm.kernels.storage import check_memory, fits
 from batchnorm.masks import as_mask
 from batchnorm.moments import Moments, merged, update_running
 
@@ -97,15 +103,18 @@ def moments(x: Tensor, *, mask: Tensor | None = None, groups: int = 1) -> Moment
     With ``groups`` above 1, mean and variance have the shape (groups, channels). Nothing flows back through them: give
     them to `batch_norm` instead. An empty batch has a count, a mean and a variance of zero.
     """
+    if type(x) not in _PLAIN:
+        check_tensors(x, None, None, None, None, None, "moments")
     check_dimensions(x, "moments")
     check_groups(x, groups, "moments")
     if mask is not None:
-        mask = as_mask(mask, x, "moments")
+        mask = _as_mask(mask, x, "moments")
     kernel = kernels.kernel()
     if kernel is None or _serves(x, None, None, None, None, None) is None or not _serves_mask(x, mask):
+        check_tensors(x, None, None, None, None, None, "moments")
         found = fallback.moments(x, mask, groups)
     else:
-        x, like, _ = _dense(x, mask is not None)
+        x, like, _ = _dense(x.resolve_neg(), mask is not None)
         setting = Setting(kernel.run, like, None, True, 0.0, 0.0, 0.0, "none", groups, x.shape[0], _bytes(mask))
         both = differentiable.moments(x, setting)
         found = Moments(fallback.counts(x, mask, groups), both[:, 0], both[:, 1])
@@ -154,15 +163,21 @@ def normalize(
             if done is not None:
                 return done
     else:
+        if type(x) not in _PLAIN:
+            check_tensors(x, running_mean, running_var, weight, bias, residual, where)
         check_dimensions(x, where)
         if mask is not None:
-            mask = as_mask(mask, x, where)
+            mask = _as_mask(mask, x, where)
         check_statistics(x, training, mask, groups, moments, reduce, where)
         if not training:  # then nobody asks what the batch is
             groups, moments, reduce, plain = 1, None, None, mask is None
+    if batches is not None and not _compiling() and _tracing() is None:
+        check_memory(batches, "num_batches_tracked", where)
+    if not (type(momentum) in NUMBERS and type(eps) in NUMBERS and type(negative_slope) in NUMBERS):
+        check_numbers(momentum, eps, negative_slope, where)
     if (
         kernel is None
-        or (served := _serves(x, running_mean, running_var, weight, bias, residual)) is None
+        or (served := _serves(x, running_mean, running_var, weight, bias, residual, training)) is None
         or (running_mean is None) != (running_var is None)
         or not (training or running_mean is not None)
         or negative_slope < 0  # then the output's sign does not tell the input's
@@ -185,6 +200,10 @@ def normalize(
         )  # fmt: skip
     rows, like = served
     layout = None
+    if x.is_neg():
+        x = x.resolve_neg()
+    if residual is not None and residual.is_neg():
+        residual = residual.resolve_neg()
     if like is None or mask is not None:
         x, like, layout = _dense(x, mask is not None)
     if residual is not None and residual.stride() != x.stride():
@@ -197,7 +216,12 @@ def normalize(
         )
         updates = training and running_mean is not None
         if batches is not None and not (
-            updates and batches.dtype is _INT64 and type(batches) in _PLAIN and batches.is_cpu and batches.numel() == 1
+            updates
+            and batches.dtype is _INT64
+            and type(batches) in _PLAIN
+            and batches.is_cpu
+            and batches.numel() == 1
+            and not batches.is_neg()
         ):
             batches = None
         told: list[Any] = []
@@ -262,57 +286,62 @@ def _serves(
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
+    updates: bool = False,
 ) -> tuple[list[int], tuple[int, int, int] | None] | None:
     """Whether the native kernel may take these: sound, plain CPU tensors of dtypes it knows, and nobody tracing.
 
     If so, the answer is where it finds mean, variance, weight and bias (0: there is none), or an empty list if they
     have to be converted for it, and how it reads ``x``, if that is contiguous.
     """
-    dtype = x.dtype
     if (
         _compiling()
         or _tracing() is not None  # before any size is read: a tracer's sizes are tensors
         or type(x) not in _PLAIN
-        or dtype not in CODES
+        or (dtype := x.dtype) not in CODES
         or not x.is_cpu
         or _transforming()
         or _dispatching() != 0
         or forward_ad._current_level >= 0
     ):
         return None
-    shape = x.shape
-    if len(shape) < 2:
-        return None
-    size, rows, direct = shape[1:2], [], True
+    rows, direct = [], True
     try:
+        shape = x.shape  # a nested tensor has none
+        if len(shape) < 2:
+            return None
+        size = shape[1:2]
         for tensor in (running_mean, running_var, weight, bias):
             if tensor is None:
                 rows.append(0)
                 continue
-            kind = tensor.dtype
             if (
-                tensor.shape != size
-                or (kind is not _32 and kind is not dtype)
-                or type(tensor) not in _PLAIN
+                type(tensor) not in _PLAIN
+                or tensor.shape != size
+                or ((kind := tensor.dtype) is not _32 and kind is not dtype)
                 or not tensor.is_cpu
             ):
                 return None
-            if kind is not _32 or not tensor.is_contiguous():
-                direct = False
-            if not (address := tensor.data_ptr()):
+            if not (address := tensor.data_ptr()) or not fits(tensor):
                 return None
+            if kind is not _32 or not tensor.is_contiguous() or tensor.is_neg():
+                direct = False
             rows.append(address)
+        if running_mean is not None and running_var is not None:
+            if torch.is_grad_enabled() and (running_mean.requires_grad or running_var.requires_grad):
+                return None
+            if updates and overlap(running_mean, running_var):
+                return None
         if residual is not None:
             if (
-                residual.shape != shape
+                type(residual) not in _PLAIN
+                or residual.shape != shape
                 or residual.dtype is not dtype
-                or type(residual) not in _PLAIN
                 or not residual.is_cpu
             ):
                 return None
-            if not residual.data_ptr():
+            if not residual.data_ptr() or not fits(residual):
                 return None
-        if not x.data_ptr():  # zeros without memory, or nothing at all
+        if not x.data_ptr() or not fits(x):  # zeros without memory, or nothing at all
             return None
     except RuntimeError:  # a tensor without memory, such as one of a function transform that has ended
         return None
@@ -330,6 +359,14 @@ def _serves_mask(x: Tensor, mask: Tensor | None) -> bool:
         return True
     positions = x.numel() // (x.shape[0] * x.shape[1])
     return type(mask) in _PLAIN and mask.is_cpu and (positions >= _LANES or x.shape[1] >= _LANES)
+
+
+def _as_mask(mask: Tensor, x: Tensor, where: str) -> Tensor:
+    """Return `as_mask` of a mask whose memory is there."""
+    if isinstance(mask, Tensor) and not _compiling() and _tracing() is None:
+        check_layout(mask, "mask", where)
+        check_memory(mask, "mask", where)
+    return as_mask(mask, x, where)
 
 
 def _bytes(mask: Tensor | None) -> Tensor | None:

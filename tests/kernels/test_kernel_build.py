@@ -299,3 +299,20 @@ def test_calls_from_many_threads_at_once():
         with ThreadPoolExecutor(4) as pool:
             results = pool.map(lambda _: batch_norm(x, None, None, training=True, activation="silu"), range(40))
             assert all(torch.equal(y, expected) for y in results)
+
+
+@needs_kernel
+def test_no_sweep_loads_behind_a_mask():
+    """A masked load is requested when its mask is known: dy would wait for the comparison of what x gives."""
+    objdump = shutil.which("objdump")
+    if objdump is None or "avx512" not in kernels.kernel().isas():
+        pytest.skip("no objdump, or no AVX-512 in this build")
+    found = subprocess.run(
+        [objdump, "-d", "--no-show-raw-insn", str(native.LIBRARY)], capture_output=True, text=True, check=True
+    ).stdout
+    sweeps = re.findall(r"<(same_r\w+_avx512)>:\n(.*?)\n\n", found, re.DOTALL)
+    assert {name for name, _ in sweeps} == {"same_runs_avx512", "same_rows_avx512"}
+    for name, code in sweeps:
+        assert "%zmm" in code
+        masked = re.findall(r".*\(%(?!rsp|rbp|rip)[^)]*\),.*\{%k\d\}.*", code)
+        assert not masked, (name, len(masked), masked[0])

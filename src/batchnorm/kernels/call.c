@@ -48,6 +48,7 @@ static enum answer prepare(request *q) {
     if (q->batches != Py_None) {
         dlpack_tensor b;
         if ((answer = look(q->batches, &b)) == FAILED) return answer;
+        if (answer == DECLINED && (PyObject *)Py_TYPE(q->batches) == given_Tensor) return answer; /* its memory is not there */
         int one = answer == SERVED && same_type(b.type, INT64) && numel(&b) == 1;
         if (one && args->operation == BN_TRAIN && q->mean != Py_None)
             args->batches = b.data;
@@ -162,6 +163,7 @@ static enum answer read_layer(PyObject *own, request *q) {
 #undef READ
     if (!is_bool(training) || !is_bool(track_running_stats) || !(update == Py_None || is_bool(update))) return DECLINED;
     int tracked = q->mean != Py_None && q->var != Py_None, of_batch, updates;
+    if (!tracked && q->mean != q->var) return DECLINED;
     if (is_word(statistics, "auto")) of_batch = training == Py_True || !tracked;
     else if (is_word(statistics, "batch")) of_batch = 1;
     else if (is_word(statistics, "running")) of_batch = 0;

@@ -90,7 +90,7 @@ def load() -> tuple[Any, str]:
 
 
 def _functions() -> tuple[int, ...]:
-    """Where torch has the functions that call_torch.h calls; the first and the last one have the names C++ gives them."""
+    """Return the addresses of the functions that call_torch.h calls, the first and the last by their names in C++."""
     library = native.torchs_library()
     names = (
         "_ZN2at6native6is_negERKNS_6TensorE",

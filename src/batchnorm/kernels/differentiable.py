@@ -13,6 +13,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.kernels import fallback, native
 from batchnorm.kernels.native import ACTIVATIONS, AUX_BITS, AUX_NONE, AUX_RESIDUAL
 from batchnorm.kernels.saved import end_of_rows, length_of_notes, unpacked
+from batchnorm.kernels.storage import check_memory
 from batchnorm.moments import Moments
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
@@ -242,11 +243,14 @@ _apply: Callable[..., Tensor] = super(torch.autograd.Function, Native).apply
 def gradients(ctx: Any, dy: Tensor, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """The way back, with the tensors that were saved: checkpointing gives them out only once."""
     setting, strides, aux = ctx.rest
+    check_memory(dy, "the output's gradient")
     x, weight, bias, notes, residual, mask = saved = unpacked(dy.dtype, length_of_notes(setting, aux), *tensors)
     if torch.is_grad_enabled() or _transformed(dy):
         return _differentiable_backward(ctx, dy, saved)
     if mask is not None:
         setting = setting._replace(mask=mask.contiguous())
+    if dy.is_neg():
+        dy = dy.resolve_neg()
     needs = ctx.needs_input_grad
     if x.stride() != strides:
         x = x.new_empty_strided(x.shape, strides).copy_(x)
@@ -339,13 +343,16 @@ def _reduced(sums: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
             f"reduce was given a tensor of shape {list(sums.shape)} and returned one of shape {list(everyones.shape)}",
             do="return the sum over all processes, such as torch.distributed.all_reduce makes it",
         )
-    return everyones.to(_FLOAT64).contiguous()
+    check_memory(everyones, "what reduce returned")
+    return everyones.resolve_neg().to(_FLOAT64).contiguous()
 
 
 def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return gradients that have gradients: differentiate the definition, written out in elementary operations."""
     again = torch.is_grad_enabled()
     needs = ctx.needs_input_grad
+    for parameter, name in zip(saved[1:3], ("weight", "bias"), strict=True):
+        check_memory(parameter, name, do="keep it until the backward pass is done")
     setting: Setting
     setting, strides, aux = ctx.rest
     with torch.enable_grad():
@@ -414,6 +421,6 @@ def _passes(setting: Setting, strides: tuple[int, ...], x: Tensor, notes: Tensor
 
 def _float32(tensor: Tensor | None) -> Tensor | None:
     """Return the tensor as the kernel reads it; bfloat16 parameters and odd strides cost a small copy."""
-    if tensor is None or (tensor.dtype is _32 and tensor.is_contiguous()):
+    if tensor is None or (tensor.dtype is _32 and tensor.is_contiguous() and not tensor.is_neg()):
         return tensor
-    return tensor.detach().to(torch.float32).contiguous()
+    return tensor.detach().resolve_neg().to(torch.float32).contiguous()

@@ -48,9 +48,14 @@ def batch_norm(
     >>> y.abs().max().item(), finite
     (0.0, None)
 
-    The running statistics go through copies, and move only if all of them stay finite.
+    The running statistics go through copies, and move only if all of them stay finite. Layouts of which torch's
+    gradients are wrong (docs/upstream.md) become contiguous before it sees them.
     """
     finite = None
+    if torch._C._get_tracing_state() is None:
+        x = x.contiguous() if _misread(x) else x
+        running_mean, running_var = (running_mean, running_var) if training else map(_row, (running_mean, running_var))
+        weight, bias = _row(weight), _row(bias)
     if training and running_mean is not None and running_var is not None:
         new_mean, new_var = running_mean.clone(), running_var.clone()
         y = F.batch_norm(x, new_mean, new_var, weight, bias, True, momentum, eps)
@@ -63,6 +68,31 @@ def batch_norm(
     if residual is not None:
         y = y + residual
     return activate(y, activation, negative_slope), finite
+
+
+def _row(tensor: Tensor | None) -> Tensor | None:
+    """Return the tensor without gaps: torch's backward pass reads a strided row as if it had none."""
+    return tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous()
+
+
+def _misread(x: Tensor) -> bool:
+    """Whether the memory of ``x`` is channels-last but for the strides of dimensions of size 1.
+
+    >>> _misread(torch.zeros(1, 5, 5, 6).movedim(3, 1)), _misread(torch.zeros(5, 1, 5, 6).permute(1, 3, 0, 2))
+    (False, True)
+
+    Then torch's backward pass writes the gradient in one order and calls it another.
+    """
+    if x.dim() not in (4, 5) or 1 not in x.shape or x.is_contiguous():
+        return False
+    expected, odd = 1, False
+    for d in (1, *range(x.dim() - 1, 1, -1), 0):
+        if x.stride(d) != expected:
+            if x.shape[d] != 1:
+                return False
+            odd = True
+        expected *= x.shape[d]
+    return odd
 
 
 def _recorded() -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels.native import AUX_BITS, SAVED_ROWS
+from batchnorm.kernels.storage import check_memory
 
 if TYPE_CHECKING:
     from batchnorm.kernels.differentiable import Setting
@@ -58,6 +59,11 @@ def unpacked(
     >>> x.dtype
     torch.bfloat16
     """
+    named = {"the input": x, "the statistics": notes, "the residual": residual, "the mask": mask}
+    for name, tensor in named.items():
+        check_memory(tensor, f"{name} saved for the backward pass", do="keep it until the backward pass is done")
+    x, notes = x.resolve_neg(), notes.resolve_neg()
+    residual = residual if residual is None else residual.resolve_neg()
     x = x if x.dtype is dtype else x.to(dtype)
     residual = residual if residual is None or residual.dtype is dtype else residual.to(dtype)
     if notes.numel() != length:

@@ -148,6 +148,13 @@ class _Fast(_BatchNorm):
             return cast(Tensor, tracer.create_proxy("call_module", tracer.path_of_module(self), (input,), named))
         self._check_input_dim(input)
         weight, bias, mean, var, batches = self._registered()
+        if (mean is None) != (var is None):
+            missing = "running_mean" if mean is None else "running_var"
+            raise BatchNormError(
+                f"{missing} is missing: the two are used together",
+                where=type(self).__name__,
+                do="set both, or neither (track_running_stats=False)",
+            )
         tracked, training, update = mean is not None and var is not None, self.training, self.update
         from_batch = (training or not tracked) if self.statistics == "auto" else self._takes_batch()
         update = tracked and (training and self.track_running_stats if update is None else update)
