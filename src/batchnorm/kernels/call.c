@@ -313,6 +313,12 @@ static PyMethodDef methods[] = {
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_call", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
+static PyObject *words(const char *const *names, Py_ssize_t count) {
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuple != NULL && i < count; i++) PyTuple_SetItem(tuple, i, PyUnicode_FromString(names[i]));
+    return tuple;
+}
+
 PyMODINIT_FUNC PyInit__call(void) {
 #define INTERN(name)                                                                                                        \
     if ((name_##name = PyUnicode_InternFromString(#name)) == NULL) return NULL;
@@ -320,15 +326,15 @@ PyMODINIT_FUNC PyInit__call(void) {
     PyObject *module = PyModule_Create(&definition);
 #define NAMED(name) #name,
     static const char *const names[] = {GIVEN(NAMED)};
-    const Py_ssize_t count = sizeof names / sizeof *names;
-    PyObject *needs = PyTuple_New(count);
-    for (Py_ssize_t i = 0; needs != NULL && i < count; i++) PyTuple_SetItem(needs, i, PyUnicode_FromString(names[i]));
-    if (module != NULL && needs != NULL && PyModule_AddIntConstant(module, "abi", BN_ABI) == 0 &&
-        PyObject_SetAttrString(module, "needs", needs) == 0) {
-        Py_DECREF(needs);
-        return module;
-    }
+    PyObject *needs = words(names, sizeof names / sizeof *names);
+    PyObject *functions = words(torch_functions, sizeof torch_functions / sizeof *torch_functions);
+    const int failed = module == NULL || needs == NULL || functions == NULL ||
+                       PyModule_AddIntConstant(module, "abi", BN_ABI) != 0 ||
+                       PyObject_SetAttrString(module, "needs", needs) != 0 ||
+                       PyObject_SetAttrString(module, "functions", functions) != 0;
     Py_XDECREF(needs);
+    Py_XDECREF(functions);
+    if (!failed) return module;
     Py_XDECREF(module);
     return NULL;
 }

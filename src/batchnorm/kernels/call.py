@@ -74,7 +74,7 @@ def load() -> tuple[Any, str]:
         "gradients": differentiable.gradients,
         "refuse": refuse,
     }
-    if _call.abi != native.ABI or set(_call.needs) != given.keys():
+    if _call.abi != native.ABI or set(_call.needs) != given.keys() or not hasattr(_call, "functions"):
         return None, "called from Python: the compiled call.c belongs to another version of batchnorm; reinstall it"
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     if exchange is None:
@@ -90,15 +90,9 @@ def load() -> tuple[Any, str]:
 
 
 def _functions() -> tuple[int, ...]:
-    """Return the addresses of the functions that call_torch.h calls, the first and the last by their names in C++."""
+    """Return the addresses of the functions of torch that call_torch.h calls."""
     library = native.torchs_library()
-    names = (
-        "_ZN2at6native6is_negERKNS_6TensorE",
-        "aoti_torch_get_storage_size",
-        "aoti_torch_get_storage_offset",
-        "_ZNK3c1010TensorImpl13requires_gradEv",
-    )
-    return tuple(int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0) for name in names)
+    return tuple(int(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0) for name in _call.functions)
 
 
 def _probes() -> tuple[tuple[Any, ...], ...]:

@@ -15,6 +15,10 @@ static struct {
     uint8_t (*requires_grad)(const void *);
 } torch;
 
+/* Their names, in this order; two of them as C++ gives them. */
+static const char *const torch_functions[] = {"_ZN2at6native6is_negERKNS_6TensorE", "aoti_torch_get_storage_size",
+                                              "aoti_torch_get_storage_offset", "_ZNK3c1010TensorImpl13requires_gradEv"};
+
 static const void *const *tensor_of(PyObject *object) { return (const void *const *)((const char *)object + torch.offset); }
 static int is_negative(PyObject *tensor) { return torch.is_negative(tensor_of(tensor)); }
 static int requires_grad(PyObject *tensor) { return torch.requires_grad(*tensor_of(tensor)); }
