@@ -10,8 +10,8 @@ from __future__ import annotations
 from batchnorm.report.registry import register
 
 register("race", "batchnorm.lab.figures", "The Batch Normalization race")
-register("residual-race", "batchnorm.lab.depth.figures", "The Batch Normalization race")
-register("own-race", "batchnorm.lab.own.figures", "The race of your network")
+register("race --network residual", "batchnorm.lab.depth.figures", "The Batch Normalization race")
+register("race --model", "batchnorm.lab.own.figures", "The race of your network")
 register("watch", "batchnorm.observe.figures", "The signal in a network")
 register("check", "batchnorm.doctor.figures", "What the doctor found")
 register("bench", "batchnorm.bench.figures", "How fast is Batch Normalization")

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from batchnorm.bench import copies
 from batchnorm.bench.copies import BY_HAND, CONTENDERS, GENERIC, KINDS, OURS, Sample, describe, measure
-from batchnorm.cli import app
+from batchnorm.commands import app
 from batchnorm.records import read
 
 

@@ -148,4 +148,4 @@ def to_records(samples: list[Sample], threads: int, rounds: int, copies: int) ->
         for kind in KINDS
         for contender in CONTENDERS
     ]
-    return RecordFile("bench-lab", configuration, tuple(m for m in measurements if m.samples))
+    return RecordFile("bench --lab", configuration, tuple(m for m in measurements if m.samples))

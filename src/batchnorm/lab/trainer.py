@@ -166,8 +166,8 @@ def clip(gradients: list[Tensor], members: Sequence[Member]) -> None:
     """
     if all(member.clip is None for member in members):
         return
-    squares = [gradient.reshape(len(members), -1).square().sum(1) for gradient in gradients]
-    norms = torch.stack(squares).sum(0).sqrt()
+    parts = [torch.linalg.vector_norm(gradient.reshape(len(members), -1), dim=1) for gradient in gradients]
+    norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     largest = torch.tensor([math.inf if m.clip is None else m.clip for m in members], dtype=norms.dtype)
     factors = (largest / norms).clamp(max=1.0)
     for gradient in gradients:

@@ -13,7 +13,7 @@ from batchnorm.lab.depth.outcome import Entry, Outcome, depths_of
 from batchnorm.lab.depth.present import sentence
 from batchnorm.records import Measurement, RecordFile
 
-COMMAND = "residual-race"
+COMMAND = "race --network residual"
 ACCURACY, LOSS = "validation accuracy", "training loss"
 
 
@@ -21,7 +21,7 @@ def to_records(outcome: Outcome, threads: int) -> RecordFile:
     """Write a race as records.
 
     >>> to_records(Outcome(Settings(), (), 10, 450), threads=2).command
-    'residual-race'
+    'race --network residual'
     """
     steps = outcome.entries[0].curves[0].steps if outcome.entries else ()
     return RecordFile(

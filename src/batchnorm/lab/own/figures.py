@@ -10,7 +10,8 @@ from batchnorm.report.sections import Headline, Table
 def headline(records: RecordFile) -> Headline:
     """Draw the sentence and the lines of the terminal.
 
-    >>> headline(RecordFile("own-race", {"model": "net.py:make"}, (), {"sentence": "N.", "lines": ["N.", "M."]})).notes
+    >>> records = RecordFile("race --model", {"model": "net.py:make"}, (), {"sentence": "N.", "lines": ["N.", "M."]})
+    >>> headline(records).notes
     ('M.',)
     """
     lines = tuple(line for line in records.summary["lines"][1:] if line and not line.startswith("  "))

@@ -26,7 +26,7 @@ from batchnorm.lab.trainer import train
 from batchnorm.lab.verdict import FEWEST_SEEDS, Verdict, sooner
 from batchnorm.records import RecordFile
 
-COMMAND = "own-race"
+COMMAND = "race --model"
 WITH = Arm("with BN")
 LARGEST_PART = 12  # of any network: memory grows with the copies
 
