@@ -1,10 +1,10 @@
-"""Memory of a training step: what one layer keeps for its backward pass, and the peak of whole networks.
+"""Memory of a training step: what layers and whole networks keep for the backward pass, and the peak of a step.
 
-    python benchmarks/memory.py [--batch 32] [--json memory.json]
+    python benchmarks/memory.py [--batch 32] [--runs 3] [--json memory.json]
 
-What a layer keeps is counted: the distinct memory that autograd saves between forward and backward, as a multiple of
-the input's. The peak of a network is the resident memory of a process of its own during three steps, above what that
-process had before the network was made. It needs Linux.
+What is kept is counted: the distinct memory that autograd saves between forward and backward, without parameters and
+buffers. The peak is the resident memory of a process of its own during three steps (zero_grad, forward, backward, SGD
+with momentum), above what that process had before the network was made. It needs Linux.
 """
 
 import argparse
@@ -27,18 +27,20 @@ NETWORKS = {"ResNet-18, 64x64": (ResNet18, 64), "MobileNetV2, 96x96": (MobileNet
 SHAPE = 32, 64, 56, 56
 
 
-def saved(layer, x, **arguments):
-    """Return the bytes that autograd keeps for the backward pass of a layer, each piece of memory once."""
+def saved(model, x, **arguments):
+    """Return the bytes that autograd keeps for the backward pass, each piece once, without those of the model."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     seen = {}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
-        seen[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage  # held, so that no later tensor gets its address
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        layer(x, **arguments)
-    return sum(seen.values())
+        model(x, **arguments)
+    return sum(storage.nbytes() for storage in seen.values())
 
 
 class Stock(nn.Module):
@@ -69,8 +71,8 @@ def layers():
     return records
 
 
-def peak(network, contender, batch):
-    """Return the peak of resident memory, in MB, that three training steps add in a process of their own."""
+def measure(network, contender, batch):
+    """Return the MB kept for the backward pass, and the MB that three steps add at their peak, in a process apart."""
     arguments = [sys.executable, __file__, "--child", network, contender, "--batch", str(batch)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -89,7 +91,8 @@ def child(network, contender, batch):
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     for _ in range(3):
         step()
-    print(json.dumps(megabytes("VmHWM") - before))
+    peak = megabytes("VmHWM") - before
+    print(json.dumps((saved(model, x) / 1e6, peak)))
 
 
 def megabytes(name):
@@ -101,6 +104,7 @@ def megabytes(name):
 def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--runs", type=int, default=3, help="processes of every contender; the median counts")
     parser.add_argument("--json", help="write the figures here")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -108,11 +112,17 @@ def main():
         return child(*options.child, options.batch)
     records = layers()
     for network in NETWORKS:
-        for contender in ("torch", "batchnorm"):
-            found = peak(network, contender, options.batch)
+        samples = {"torch": [], "batchnorm": []}
+        for _ in range(options.runs):
+            for contender, found in samples.items():
+                found.append(measure(network, contender, options.batch))
+        for contender, found in samples.items():
             setting = {"network": network, "contender": contender, "batch": options.batch}
-            records.append(Measurement("peak memory of training", setting, (found,), "MB"))
-            print(f"{network}, batch {options.batch}: {contender:10} {found:.0f} MB")
+            kept = Measurement("kept for backward", setting, (found[0][0],), "MB")
+            peak = Measurement("peak memory of training", setting, tuple(peak for _, peak in found), "MB")
+            records += [kept, peak]
+            print(f"{network}: {contender:10} keeps {kept.median:.0f} MB, peak {peak.median:.0f} MB of", end=" ")
+            print([round(sample) for sample in peak.samples], flush=True)
     if options.json:
         RecordFile("memory", vars(options), tuple(records)).write(options.json)
 

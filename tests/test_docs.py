@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from batchnorm.doctor.codes import FILES
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
+TEXT = README.read_text(encoding="utf-8")
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [
     pytest.param(page, block, id=f"{page.stem}-{number}")
@@ -18,6 +21,36 @@ BLOCKS = [
 @pytest.mark.parametrize(("page", "block"), BLOCKS)
 def test_block_runs(page, block):
     exec(compile(block, str(page), "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("code, output", re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", TEXT, re.DOTALL))
+def test_the_readme_shows_what_its_code_prints(code, output, capsys):
+    exec(compile(code, str(README), "exec"), {"__name__": "__main__"})
+    rounding = re.compile(r"\d\.\d+e-\d\d")  # differs between CPUs
+    assert rounding.sub("~", capsys.readouterr().out) == rounding.sub("~", output)
+
+
+def test_the_readme_shows_the_race_of_the_guide():
+    (race,) = re.findall(r"```sh\nbatchnorm race\n```\n\n```text\n(.*?)```", TEXT, re.DOTALL)
+    assert race in (ROOT / "docs/understand.md").read_text(encoding="utf-8")
+
+
+def test_the_figures_of_the_readme_are_those_of_the_pages():
+    rows = dict(re.findall(r"^\| (\w[^|]*) \| ([^|]+) \|$", TEXT, re.MULTILINE))
+    speed, kept, folded, rules = rows.values()
+    measured = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    (training,) = re.findall(r"^\| BN \+ ReLU against torch \| [^|]+ \| ([^|]+) \|", measured, re.MULTILINE)
+    assert re.findall(r"[\d.]+(?=x)", speed) == [f"{float(x):.1f}" for x in re.findall(r"[\d.]+(?=x)", training)]
+    (stock, ours) = re.findall(r"^\| BN \+ ReLU \| ([\d.]+) \| ([\d.]+) \|$", measured, re.MULTILINE)[0]
+    assert [float(x) for x in re.findall(r"\d\.\d", kept)] == [float(ours), float(stock)]
+    zoo = (ROOT / "docs/zoo-fold.md").read_text(encoding="utf-8")
+    counts = re.findall(r"^\| (?:torchvision|timm|transformers) [^|]+ \| (\d+) \| (\d+) \|", zoo, re.MULTILINE)
+    assert folded == f"{sum(layers == gone for layers, gone in counts)} of {len(counts)}"
+    assert int(rules) == len(FILES)
+
+
+def test_the_readme_is_short():
+    assert len(TEXT.split()) < 700
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -34,6 +67,6 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_two_commands_are_at_the_top():
-    top = README.read_text(encoding="utf-8").split("\n## ")[0]
+    top = TEXT.split("\n## ")[0]
     assert "pip install -c constraints.txt . && batchnorm race" in top
     assert "pip install -c constraints.txt '.[test]' && pytest" in top
