@@ -23,10 +23,10 @@ def test_block_runs(page, block):
     exec(compile(block, str(page), "exec"), {"__name__": "__main__"})
 
 
-@pytest.mark.parametrize("code, output", re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", TEXT, re.DOTALL))
+@pytest.mark.parametrize(("code", "output"), re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", TEXT, re.DOTALL))
 def test_the_readme_shows_what_its_code_prints(code, output, capsys):
     exec(compile(code, str(README), "exec"), {"__name__": "__main__"})
-    rounding = re.compile(r"\d\.\d+e-\d\d")  # differs between CPUs
+    rounding = re.compile(r"\d(\.\d+)?e-\d\d")  # differs between CPUs
     assert rounding.sub("~", capsys.readouterr().out) == rounding.sub("~", output)
 
 
