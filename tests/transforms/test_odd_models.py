@@ -281,7 +281,6 @@ def test_export_of_what_is_always_random(tmp_path):
             "its weight is computed by modules inside",
         ),
         (lambda: sequential(conv()), IMAGES[0], "without a batch: give an example of several samples"),
-        (lambda: sequential(nn.Linear(6, 4)), SEQUENCES, "0: it is linear in the last axis"),
     ],
 )
 def test_where_insert_has_no_place(make, example, words):

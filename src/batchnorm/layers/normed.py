@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class Normed(nn.Module):
@@ -32,6 +32,7 @@ class Normed(nn.Module):
     layer: nn.Module
     norm: nn.Module
     _normed: type[nn.Module]
+    _rows = False  # whether channels are the last axis, as a linear layer makes them, and all others are positions
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Run the layer, then the norm.
@@ -42,7 +43,8 @@ class Normed(nn.Module):
         >>> bool(linear(torch.randn(64, 3)).mean(0).abs().max() < 1e-5)
         True
         """
-        return self.norm(self.layer(*arguments, **keywords))
+        made = self.layer(*arguments, **keywords)
+        return as_rows(self.norm, made) if self._rows else self.norm(made)
 
     def __getattr__(self, name: str) -> Any:
         modules = self.__dict__.get("_modules", {})
@@ -102,8 +104,18 @@ class Normed(nn.Module):
         return ""
 
 
-def append_norm(layer: nn.Module, norm: nn.Module) -> None:
-    """Put a norm behind a layer, which stays the same object.
+def as_rows(norm: nn.Module, made: Tensor) -> Any:
+    """Call a norm with a tensor whose channels are the last axis: every position is a row.
+
+    >>> import torch
+    >>> as_rows(nn.BatchNorm1d(4), torch.randn(2, 5, 4)).shape
+    torch.Size([2, 5, 4])
+    """
+    return norm(made.flatten(0, -2)).reshape(made.shape)
+
+
+def append_norm(layer: nn.Module, norm: nn.Module, rows: bool = False) -> None:
+    """Put a norm behind a layer, which stays the same object; with ``rows``, its channels are the last axis.
 
     >>> conv = nn.Conv2d(3, 8, 3)
     >>> append_norm(conv, nn.BatchNorm2d(8))
@@ -120,6 +132,7 @@ def append_norm(layer: nn.Module, norm: nn.Module) -> None:
     layer.__class__ = normed(kind)
     layer.add_module("layer", inner)
     layer.add_module("norm", norm)
+    layer.__dict__["_rows"] = rows
     layer.train(training)
 
 

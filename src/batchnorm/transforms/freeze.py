@@ -333,14 +333,21 @@ layers by torch's or ours
         raise BatchNormError(f"nothing could be changed ({few_of(unknown)})", where=verb, do=do)
 
 
-def few_of(reasons: dict[str, str], most: int = 4) -> str:
-    """Join some of the reasons, each with its path, and say how many more there are.
+def few_of(reasons: Mapping[str, str], most: int = 4) -> str:
+    """Join some of the reasons, each once with the first path that has it, and say how many more there are.
 
-    >>> few_of({"a": "lazy", "": "scripted"}), few_of({"a": "lazy", "b": "lazy"}, 1)
-    ('a: lazy; the model: scripted', 'a: lazy; and 1 more')
+    >>> few_of({"a": "lazy", "b": "lazy", "": "scripted"}), few_of({"a": "lazy", "b": "scripted"}, most=1)
+    ('a and 1 more: lazy; the model: scripted', 'a: lazy; and 1 more')
     """
-    shown = [f"{path or 'the model'}: {reason}" for path, reason in list(reasons.items())[:most]]
-    return "; ".join(shown + [f"and {len(reasons) - most} more"] * (len(reasons) > most))
+    paths: dict[str, list[str]] = {}
+    for path, reason in reasons.items():
+        paths.setdefault(reason, []).append(path or "the model")
+    shown = [
+        f"{own[0]}{f' and {len(own) - 1} more' if own[1:] else ''}: {reason}"
+        for reason, own in [*paths.items()][:most]
+    ]  # fmt: skip
+    more = sum(len(own) for own in [*paths.values()][most:])
+    return "; ".join(shown + [f"and {more} more"] * bool(more))
 
 
 def _learned(layer: nn.Module) -> dict[str, nn.Parameter]:

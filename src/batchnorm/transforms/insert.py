@@ -26,7 +26,7 @@ from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.drop_bias import held_bias, takes_steps
 from batchnorm.transforms.follow import check_changeable, extend
-from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with
+from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with, few_of
 from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
 from batchnorm.transforms.gradients import Step, apart, double, step
 from batchnorm.transforms.left_behind import left_behind
@@ -45,6 +45,7 @@ _ACTIVATION_MODULES = (
     nn.Hardtanh, nn.Hardsigmoid, nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.PReLU, nn.RReLU,
 )  # fmt: skip
 _HERE = "insert"
+_NO_NONLINEARITY = "no nonlinearity follows"
 
 
 @in_stages
@@ -78,7 +79,8 @@ def insert(
     asked of every convolution and linear layer. ``only="conv"`` or ``"linear"`` takes those alone.
     ``after_activation`` puts the norm behind the nonlinearity instead, which has to be a module. ``norm`` and further
     options are those of `make_norm`. Biases that the norm cancels are removed. What is left alone has its reason in the
-    report: layers called several times, linear layers over the last axis of a sequence, a norm that is there already.
+    report: layers called several times, a norm that is there already. Behind a linear layer over the last axis of a
+    sequence the features are the channels, and every position is a row of the batch, padding included.
 
     A forward that somebody wrote cannot be changed, so the layer itself becomes one that is followed by a norm (see
     `batchnorm.layers.normed.Normed`): the same object and class, the same keys, and the norm's under ``<name>.norm``.
@@ -110,7 +112,7 @@ def insert(
         graph = trace(in_mode(changed, False), example, forward=forward)
     places, left = _places(changed, graph, where, only, after_activation)
     norms = {path: _make(norm, graph, path, layer, options) for path, layer in places.items()}
-    moments = None if preserve is None else _measure(changed, places, preserve, forward or batch_forward(_HERE))
+    moments = None if preserve is None else _measure(changed, graph, places, preserve, forward or batch_forward(_HERE))
     changes: list[Change] = []
     added: list[tuple[nn.Module, nn.Module]] = []
     gone: dict[str, Tensor] = {}
@@ -127,7 +129,7 @@ def insert(
             layer.register_parameter("bias", None)
             gone[path] = bias.detach()
             changes.append(Change(path, "bias", f"{bias.numel()} values", None))
-        append_norm(layer, norms[path])
+        append_norm(layer, norms[path], rows=_rows(graph, path))
         added.append((layer, norms[path]))
     certificate = gradients = None
     if moments is not None:
@@ -185,7 +187,7 @@ def _places(
         if not found and (where is None or after_activation):
             following = _activation(graph, graph.of(layer)[0])
             if isinstance(following, str):
-                found = f"no nonlinearity follows: {following}"
+                found = f"{_NO_NONLINEARITY}: {following}"
             elif after_activation and following.kind != "module":
                 found = f"{following.name} is called as a function: there is no place behind it"
             elif after_activation and _unfit(graph, following.target):
@@ -197,11 +199,14 @@ def _places(
         else:
             places[path] = layer
     if not places:
-        reasons = "; ".join(f"{path or 'the model'}: {reason}" for path, reason in left.items())
+        reasons = few_of(left) or "it has no convolution and no linear layer"
+        free = where is None and any(reason.startswith(_NO_NONLINEARITY) for reason in left.values())
         raise BatchNormError(
-            f"there is no place for a norm{f' ({reasons})' if reasons else ''}",
+            f"there is no place for a norm ({reasons})",
             where=_HERE,
-            do="name the layers with where=[...]",
+            do="where=[...] puts norms behind layers that no nonlinearity follows"
+            if free
+            else "give a model with a convolution or a linear layer that no norm follows",
         )
     return places, left
 
@@ -209,7 +214,8 @@ def _places(
 def _unfit(graph: Graph, layer: nn.Module) -> str:
     """Why no norm can stand behind a layer; empty if one can."""
     calls = graph.of(layer)
-    if isinstance(layer, Normed) or any(_normalises(graph, r) for r in _readers(graph, calls)):
+    held = any(isinstance(graph.modules.get(call.scope), Normed) for call in calls)
+    if held or isinstance(layer, Normed) or any(_normalises(graph, r) for r in _readers(graph, calls)):
         return "a norm follows already"
     if not calls:
         inside = bool(list(layer.children())) and any(graph.times[p] for p, m in graph.modules.items() if m is layer)
@@ -219,8 +225,6 @@ def _unfit(graph: Graph, layer: nn.Module) -> str:
     if len(calls[0].outputs) != 1:
         return "it does not return one tensor"
     shape = graph.values[calls[0].outputs[0]].shape
-    if isinstance(layer, nn.Linear) and len(shape) != 2:
-        return "it is linear in the last axis, and a norm takes its channels in axis 1"
     if isinstance(layer, _ConvNd) and len(shape) != len(layer.kernel_size) + 2:
         return f"what it makes has the shape {list(shape)}, without a batch: give an example of several samples"
     if len(shape) < 2:
@@ -260,22 +264,31 @@ def _is_activation(call: Call) -> bool:
 # ---- what
 
 
+def _rows(graph: Graph, path: str) -> bool:
+    """Whether channels are the last axis of what a layer makes: those of a linear layer are, and of what reads it."""
+    call = graph.of(path)[0]
+    if isinstance(call.target, _ACTIVATION_MODULES):
+        call = graph.producer(call.inputs[0]) or call
+    return isinstance(call.target, nn.Linear) and len(graph.values[call.outputs[0]].shape) > 2
+
+
 def _channels(graph: Graph, path: str) -> int:
-    return graph.values[graph.of(path)[0].outputs[0]].shape[1]
+    return graph.values[graph.of(path)[0].outputs[0]].shape[-1 if _rows(graph, path) else 1]
 
 
 def _make(
     norm: str | Callable[..., nn.Module], graph: Graph, path: str, layer: nn.Module, options: dict[str, Any]
 ) -> nn.Module:
     made = graph.values[graph.of(path)[0].outputs[0]]
-    new = make_norm(norm, made.shape[1], len(made.shape) - 2, **options)
+    dims = 0 if _rows(graph, path) else len(made.shape) - 2
+    new = make_norm(norm, _channels(graph, path), dims, **options)
     weight = next(layer.parameters(), None)
     new.to(device=None if weight is None else weight.device, dtype=made.dtype)
     return new.train(layer.training)
 
 
 def _measure(
-    model: nn.Module, places: dict[str, nn.Module], batches: Iterable[Any] | Tensor, forward: Forward
+    model: nn.Module, graph: Graph, places: dict[str, nn.Module], batches: Iterable[Any] | Tensor, forward: Forward
 ) -> dict[str, Seen]:
     """What the layers make of the batches, in evaluation mode."""
     seen = {path: Seen() for path in places}
@@ -285,8 +298,8 @@ def _measure(
         model.eval()
         for path, layer in places.items():
 
-            def look(module: nn.Module, arguments: Any, made: Tensor, own: Seen = seen[path], path: str = path) -> None:
-                if not own.add(made):
+            def look(module: nn.Module, arguments: Any, made: Tensor, path: str = path) -> None:
+                if not seen[path].add(made.flatten(0, -2) if _rows(graph, path) else made):
                     raise BatchNormError("it makes NaN or infinite values", where=f"{_HERE}: {path}")
 
             stack.callback(layer.register_forward_hook(look).remove)

@@ -23,7 +23,7 @@ from batchnorm.layers.switches import from_batch, turned
 from batchnorm.preserve import attributes
 from batchnorm.records import Change, Report, _plain
 from batchnorm.transforms.follow import scripted_norms
-from batchnorm.transforms.freeze import is_constant, is_frozen
+from batchnorm.transforms.freeze import few_of, is_constant, is_frozen
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -57,7 +57,7 @@ def sites(model: nn.Module, verb: str) -> tuple[list[tuple[str, _BatchNorm]], di
         else:
             layers.append((path, module))
     if not layers:
-        reasons = "; ".join(f"{path or 'the model'}: {reason}" for path, reason in left.items())
+        reasons = few_of(left)
         raise BatchNormError(
             f"there is no BN layer to {verb}{f' ({reasons})' if reasons else ''}",
             where=verb,
