@@ -6,10 +6,12 @@ import pytest
 from hostile_names import BOLD, HOSTILE, IMAGE
 from visiting import Visit
 
+from batchnorm.lab.depth.store import to_records
 from batchnorm.report.figures import figures_of
 from batchnorm.report.load import Run
 from batchnorm.report.page import write_page
 from batchnorm.report.sections import Player
+from lab.depth_examples import whole
 
 LARGEST = 6_000_000
 
@@ -274,6 +276,18 @@ def test_the_film_of_a_race_fits_a_screen_too(race):
     race.page.set_viewport_size({"width": 1280, "height": 720})
     assert race.page.locator(".film").bounding_box()["height"] <= 720
     race.page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_the_answer_of_a_race_is_one_screen_of_a_laptop(browser, tmp_path):
+    visit = Visit(browser, write_page([Run("race", to_records(whole(), threads=1))], tmp_path / "page.html"))
+    visit.page.set_viewport_size({"width": 1280, "height": 720})
+    answer = visit.page.locator(".card").first
+    assert "Why residual networks" in answer.inner_text()
+    assert "Where it buys little" in answer.inner_text()
+    box = answer.bounding_box()
+    assert box["height"] > 300
+    assert box["y"] + box["height"] <= 720
+    visit.context.close()
 
 
 def test_it_opens_paused_where_the_networks_differ_most_and_plays_from_the_start(browser, pages, signal_records):

@@ -6,8 +6,8 @@ import math
 
 from batchnorm.lab.depth.arms import NOTES
 from batchnorm.lab.depth.figures.looks import LOOKS
-from batchnorm.lab.depth.outcome import depth_of
-from batchnorm.lab.depth.present import BESIDE, FIRST, regime, sentence
+from batchnorm.lab.depth.outcome import depth_of, depths_of
+from batchnorm.lab.depth.present import BESIDE, FIRST, little_gain, regime, sentence
 from batchnorm.lab.depth.store import from_records
 from batchnorm.records import RecordFile
 from batchnorm.report.sections import Bar, Headline
@@ -35,5 +35,5 @@ def draw(records: RecordFile) -> Headline:
                 text = never if median == math.inf else f"{median:,.0f}"
                 length = 0.0 if median == math.inf else median
                 bars.append(Bar(name, length, text, LOOKS[name][0], NOTES.get(name, "")))
-    why = regime(outcome)
-    return Headline(sentence(outcome), lead, notes=(why,) if why else (), bars=tuple(bars))
+    notes = tuple(filter(None, (regime(outcome), little_gain(depths_of(outcome)))))
+    return Headline(sentence(outcome), lead, notes=notes, bars=tuple(bars))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from batchnorm.lab.depth.arms import PAPER_NAMES
 from batchnorm.lab.depth.claims import NOT_JUDGED
-from batchnorm.lab.depth.outcome import SHARE, depth_of
-from batchnorm.lab.depth.present import notes, regime
+from batchnorm.lab.depth.outcome import SHARE, depth_of, depths_of
+from batchnorm.lab.depth.present import little_gain, notes, regime
 from batchnorm.lab.depth.store import from_records
 from batchnorm.lab.figures.verdicts import KINDS
 from batchnorm.lab.present import ratio_cell, steps_cell
@@ -68,6 +68,6 @@ def arms(records: RecordFile) -> Table | None:
         muted=tuple(muted),
         notes=(
             "Medians over the fresh seeds, in brackets how many of them arrived, below that the spread.",
-            *(note for note in notes(outcome) if note != regime(outcome)),
+            *(note for note in notes(outcome) if note not in (regime(outcome), little_gain(depths_of(outcome)))),
         ),
     )
