@@ -104,6 +104,37 @@ def test_permuted_inputs_with_strided_parameters(path, shape, dtype, training):
 
 
 @MODES
+@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 4, 8, 1), (2, 4, 1, 8), (1, 4, 8, 1), (3, 1, 4, 2), (2, 3, 4, 1, 1), (8, 6)], ids=str
+)
+def test_permuted_gradients_of_the_output(path, shape, dtype, activation, training):
+    """A spectrogram whose frequencies become channels, and go back: its gradient comes permuted."""
+    x, dy = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    weight, bias = torch.randn(shape[1]).to(dtype), torch.randn(shape[1]).to(dtype)
+    mean, var = statistics(shape[1], dtype)
+    orders = list(permutations(dy))
+    for permuted in orders if len(orders) <= 24 else orders[::5]:
+        for given in (x, *orders[1::7]):
+            compare(given, mean.clone(), var.clone(), weight, bias, None, permuted, training, activation)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_permuted_gradients_under_function_transforms(kind):
+    layer = bn.BatchNorm2d(4, track_running_stats=False).to(kind)
+
+    def loss(x):
+        return (layer(x).transpose(1, 3) * torch.arange(64.0).view(2, 1, 8, 4).to(kind)).sum()
+
+    x = torch.randn(2, 4, 8, 1).to(kind)
+    leaf = x.clone().requires_grad_()
+    expected = torch.autograd.grad(loss(leaf), leaf)[0]
+    torch.testing.assert_close(torch.func.grad(loss)(x), expected)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(x[None])[0], expected)
+
+
+@MODES
 @pytest.mark.parametrize("name", ["x", "mean", "var", "weight", "bias", "residual", "dy"])
 @pytest.mark.parametrize("shape", [(16, 32), (4, 24, 5, 5), (8, 3)], ids=str)
 def test_negative_views(path, shape, name, training):

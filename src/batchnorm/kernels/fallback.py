@@ -53,18 +53,18 @@ def batch_norm(
     """
     finite = None
     if torch._C._get_tracing_state() is None:
-        x = x.contiguous() if _misread(x) else x
+        x = readable(x)
         running_mean, running_var = (running_mean, running_var) if training else map(_row, (running_mean, running_var))
         weight, bias = _row(weight), _row(bias)
     if training and running_mean is not None and running_var is not None:
         new_mean, new_var = running_mean.clone(), running_var.clone()
-        y = F.batch_norm(x, new_mean, new_var, weight, bias, True, momentum, eps)
+        y = readable_gradient(F.batch_norm(x, new_mean, new_var, weight, bias, True, momentum, eps))
         finite = replace_if_finite(running_mean, running_var, new_mean, new_var)
     else:
         if running_mean is not None and running_var is not None and torch.is_grad_enabled() and not _recorded():
             # The backward pass needs these numbers, whatever a training step makes of the buffers until then.
             running_mean, running_var = running_mean.clone(), running_var.clone()
-        y = F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+        y = readable_gradient(F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps))
     if residual is not None:
         y = y + residual
     return activate(y, activation, negative_slope), finite
@@ -75,13 +75,35 @@ def _row(tensor: Tensor | None) -> Tensor | None:
     return tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous()
 
 
+def readable(x: Tensor) -> Tensor:
+    """Return the tensor in a layout of which torch's gradients are right.
+
+    >>> readable(torch.zeros(5, 1, 5, 6).permute(1, 3, 0, 2)).is_contiguous()
+    True
+    """
+    return x.contiguous() if _misread(x) else x
+
+
+def readable_gradient(y: Tensor) -> Tensor:
+    """Return torch's output; its gradient will come to torch's backward pass in a layout that is read rightly there.
+
+    >>> x = torch.randn(2, 3, 4, 1, requires_grad=True)
+    >>> y = readable_gradient(F.batch_norm(x, None, None, training=True))
+    >>> y.mT.permute(0, 2, 3, 1).square().sum().backward()
+    """
+    if y.requires_grad and y.dim() in (4, 5) and 1 in y.shape and not (torch.compiler.is_compiling() or _recorded()):
+        y.register_hook(readable)  # type: ignore[no-untyped-call]
+    return y
+
+
 def _misread(x: Tensor) -> bool:
     """Whether the memory of ``x`` is channels-last but for the strides of dimensions of size 1.
 
     >>> _misread(torch.zeros(1, 5, 5, 6).movedim(3, 1)), _misread(torch.zeros(5, 1, 5, 6).permute(1, 3, 0, 2))
     (False, True)
 
-    Then torch's backward pass writes the gradient in one order and calls it another.
+    Then torch's backward pass writes the gradient in one order and calls it another; and what it is given it reads in
+    the order of the input.
     """
     if x.dim() not in (4, 5) or 1 not in x.shape or x.is_contiguous():
         return False
