@@ -43,6 +43,8 @@ def test_the_figures_of_the_readme_are_those_of_the_pages():
     assert re.findall(r"[\d.]+(?=x)", speed) == [f"{float(x):.1f}" for x in re.findall(r"[\d.]+(?=x)", training)]
     (stock, ours) = re.findall(r"^\| BN \+ ReLU \| ([\d.]+) \| ([\d.]+) \|$", measured, re.MULTILINE)[0]
     assert [float(x) for x in re.findall(r"\d\.\d", kept)] == [float(ours), float(stock)]
+    peaks = re.search(r"^\| MobileNetV2.*\| (\d+) MB \([^)]+\) \| (\d+) MB", measured, re.MULTILINE).groups()
+    assert tuple(re.findall(r"\d+(?= MB)", kept)) == peaks[::-1]
     zoo = (ROOT / "docs/zoo-fold.md").read_text(encoding="utf-8")
     counts = re.findall(r"^\| (?:torchvision|timm|transformers) [^|]+ \| (\d+) \| (\d+) \|", zoo, re.MULTILINE)
     assert folded == f"{sum(layers == gone for layers, gone in counts)} of {len(counts)}"
