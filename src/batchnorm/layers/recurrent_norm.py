@@ -77,8 +77,10 @@ class StepBatchNorm(_Fast):
         >>> norm.weight.tolist(), norm.bias
         ([0.5, 0.5], None)
         """
-        super().reset_parameters()
+        self.reset_running_stats()
         nn.init.constant_(self.weight, self.gamma)
+        if self.bias is not None:  # torch's own reset_parameters needs a bias before 2.13
+            nn.init.zeros_(self.bias)
 
     def forward(  # type: ignore[override]
         self, input: Tensor, residual: Tensor | None = None, *, step: int = 0
