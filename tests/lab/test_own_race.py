@@ -1,5 +1,7 @@
 """``batchnorm race --model``: the user's own network, with BN put into it and without."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -8,14 +10,20 @@ from typer.testing import CliRunner
 
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.command import race
-from batchnorm.lab.curves import Member
+from batchnorm.lab.curves import Curve, Member, median_curve
 from batchnorm.lab.data import digits
 from batchnorm.lab.depth.arms import TUNING_SEEDS, Settings
+from batchnorm.lab.depth.outcome import Entry, smoothed
 from batchnorm.lab.ensemble import Single
-from batchnorm.lab.own.race import run, sentence, steps, to_records, verdict
+from batchnorm.lab.own import figures
+from batchnorm.lab.own.present import sentence, steps, verdict
+from batchnorm.lab.own.race import Duel, run, soonest_rate
+from batchnorm.lab.own.store import from_records, to_records
 from batchnorm.lab.own.subject import load
 from batchnorm.lab.trainer import train
-from batchnorm.records import read
+from batchnorm.records import RecordFile, read
+from batchnorm.report.load import Run
+from batchnorm.report.page import page
 
 NETWORKS = """
 import torch
@@ -100,8 +108,46 @@ def test_the_race_of_a_users_network(folder):
     assert with_bn.median <= without.median
     assert verdict(duel).outcome in ("confirmed", "inconclusive")
     assert sentence(duel).startswith("With Batch Normalization: ")
-    summary = to_records(duel, 1).summary
-    assert [row["rate"] for row in summary["sweep"]] == [0.03, 0.3]
+    records = to_records(duel, 1)
+    assert [row["rate"] for row in records.summary["sweep"]] == [0.03, 0.3]
+    again = RecordFile.from_json(records.to_json())
+    assert from_records(again) == duel
+    drawn = figures.headline(again)
+    assert drawn.title == sentence(duel)
+    assert [bar.length for bar in drawn.bars] == [without.median, with_bn.median]
+    (line,) = [t for t in figures.accuracy(again).figure["data"] if t.get("name") == "with BN" and t["mode"] == "lines"]
+    window = SETTINGS.smoothed_over
+    assert tuple(line["y"]) == median_curve([smoothed(curve, window) for curve in duel.normed.curves])
+    assert figures.rates(again).table.columns == ("network", "0.03", "0.3")
+    assert "without BN: rate 0.3, best" in page([Run("own", again)])
+
+
+def handmade(level, rate, arm, rates=(0.1, 0.3)):
+    """An arm whose seeds are all at ``level`` at its rate, and at half of that elsewhere."""
+
+    def curve(rate_, seed):
+        return Curve(Member(rate_, seed), (10, 20), (0.1, level if rate_ == rate else level / 2), (1.0, 1.0))
+
+    tuning = tuple(curve(r, seed) for r in rates for seed in TUNING_SEEDS)
+    return Entry(0, arm, rate, tuning, tuple(curve(rate, seed) for seed in range(3)))
+
+
+def test_a_network_that_does_not_train_without_bn():
+    settings = Settings(seeds=3, steps=20, rates=(0.1, 0.3), smoothed_over=1)
+    duel = Duel("f", settings, handmade(0.1, 0.1, "without BN"), handmade(0.9, 0.3, "with BN"), (), "", 10, 9, 1.0, 1.0)
+    assert steps(duel) is None
+    assert sentence(duel) == "Without Batch Normalization the network does not train (10.0% at best); with it 90.0%."
+    assert verdict(duel).outcome == "not judged"
+    records = to_records(duel, 1)
+    assert figures.headline(records).bars == ()
+    assert [row[1:] for row in figures.rates(records).table.rows] == [("10.0%", "10.0%"), ("45.0%", "90.0%")]
+
+
+def test_without_a_target_the_most_accurate_rate_is_chosen():
+    tuning = handmade(0.9, 0.1, "with BN", rates=(0.1,)).tuning
+    early = [Curve(Member(0.3, 0), (10, 20), (0.5, 0.5), (1.0, 1.0))]
+    assert soonest_rate([*early, *tuning], math.inf, Settings(smoothed_over=1)) == 0.1
+    assert soonest_rate([*tuning, *early], 0.4, Settings(smoothed_over=1)) == 0.3
 
 
 def test_a_network_that_vmap_cannot_run_is_trained_one_by_one(folder):

@@ -10,6 +10,8 @@ from batchnorm.lab.depth.arms import Settings
 from batchnorm.lab.depth.outcome import Outcome
 from batchnorm.lab.depth.store import to_records as residual_records
 from batchnorm.lab.options import Options
+from batchnorm.lab.own.race import Duel
+from batchnorm.lab.own.store import to_records as own_records
 from batchnorm.lab.summary import Lane, Result, Steps, summarise
 from batchnorm.lab.variants import named
 
@@ -38,7 +40,9 @@ MODULES = (
     "networks.schemes",
     "options",
     "own.figures",
+    "own.present",
     "own.race",
+    "own.store",
     "own.subject",
     "present",
     "progress",
@@ -54,6 +58,7 @@ MODULES = (
 NAMES = {
     "Curve": Curve,
     "Member": Member,
+    "Duel": Duel,
     "Lane": Lane,
     "Options": Options,
     "Outcome": Outcome,
@@ -62,6 +67,7 @@ NAMES = {
     "Steps": Steps,
     "named": named,
     "summarise": summarise,
+    "own_records": own_records,
     "residual_records": residual_records,
 }
 

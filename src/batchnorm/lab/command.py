@@ -180,7 +180,9 @@ def race_own(model: str, data: str, settings: Settings, threads: int, console: C
 
     from batchnorm.lab.depth.arms import TUNING_SEEDS
     from batchnorm.lab.depth.progress import watching
-    from batchnorm.lab.own.race import lines, run, to_records
+    from batchnorm.lab.own.present import lines
+    from batchnorm.lab.own.race import run
+    from batchnorm.lab.own.store import to_records
     from batchnorm.lab.own.subject import load
 
     subject = load(model, data, [*TUNING_SEEDS, *range(settings.seeds)], settings.batch_size)
@@ -219,7 +221,7 @@ def write_race(records: RecordFile, out: Path, console: Console, open: bool) -> 
     The page is batchnorm-race/report.html
     """
     from batchnorm.lab.demo import recorded
-    from batchnorm.lab.own.race import COMMAND as OWN_COMMAND
+    from batchnorm.lab.own.store import COMMAND as OWN_COMMAND
     from batchnorm.lab.signal import Recipe, write
     from batchnorm.report.load import Run
     from batchnorm.report.page import write_page

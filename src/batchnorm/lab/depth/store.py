@@ -80,7 +80,25 @@ def from_records(records: RecordFile) -> Outcome:
     given, summary = records.configuration, records.summary
     own: dict[str, Any] = {k: tuple(v) if isinstance(v, (list, tuple)) else v for k, v in given["settings"].items()}
     settings = Settings(**own)
-    steps = tuple(given["evaluated_at"])
+    return Outcome(
+        settings,
+        entries_of(records),
+        given["classes"],
+        given["validation_examples"],
+        summary["seconds"],
+        summary["cpu_seconds"],
+        summary["peak_megabytes"],
+        summary["interrupted"],
+    )
+
+
+def entries_of(records: RecordFile) -> tuple[Entry, ...]:
+    """Read every arm back from the records of a race of residual networks, or of the user's own.
+
+    >>> entries_of(RecordFile(COMMAND, {"evaluated_at": ()}, ()))
+    ()
+    """
+    steps = tuple(records.configuration["evaluated_at"])
     grouped: dict[tuple[int, str, float], dict[str, list[Curve]]] = {}
     accuracies = [m for m in records.measurements if m.quantity == ACCURACY]
     losses = [m for m in records.measurements if m.quantity == LOSS]
@@ -90,17 +108,7 @@ def from_records(records: RecordFile) -> Outcome:
         curve = Curve(member, steps, accuracy.samples, loss.samples, its["diverged_at"])
         place = grouped.setdefault((its["blocks"], its["arm"], its["reported_at"]), {"tuning": [], "report": []})
         place[its["phase"]].append(curve)
-    entries = tuple(
+    return tuple(
         Entry(blocks, arm, rate, tuple(curves["tuning"]), tuple(curves["report"]))
         for (blocks, arm, rate), curves in grouped.items()
-    )
-    return Outcome(
-        settings,
-        entries,
-        given["classes"],
-        given["validation_examples"],
-        summary["seconds"],
-        summary["cpu_seconds"],
-        summary["peak_megabytes"],
-        summary["interrupted"],
     )

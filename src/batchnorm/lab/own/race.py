@@ -6,27 +6,22 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from torch import nn
 
 from batchnorm import interrupts
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.depth.arms import PLAIN, TUNING_SEEDS, Arm, Settings
-from batchnorm.lab.depth.claims import CLAIMS, NOT_JUDGED
 from batchnorm.lab.depth.outcome import Entry, choose_rate, smoothed
 from batchnorm.lab.depth.run import Job, Watch, peak_megabytes
-from batchnorm.lab.depth.store import entry_records
 from batchnorm.lab.ensemble import Copies, Single
 from batchnorm.lab.heat import Crew, Heat, crew
 from batchnorm.lab.own.subject import Subject
-from batchnorm.lab.summary import TRAINED, Steps, at_rate, rates_in, steps_of, typical_best
+from batchnorm.lab.summary import TRAINED, at_rate, rates_in, steps_of, typical_best
 from batchnorm.lab.train import Progress
 from batchnorm.lab.trainer import train
-from batchnorm.lab.verdict import FEWEST_SEEDS, Verdict, sooner
-from batchnorm.records import RecordFile
 
-COMMAND = "race --model"
 WITH = Arm("with BN")
 LARGEST_PART = 12  # of any network: memory grows with the copies
 
@@ -62,7 +57,10 @@ def run(model: str, subject: Subject, settings: Settings, *, threads: int = 1, w
                 heat.wait()
             tuned = {arm: tuple(heat.curves()) for arm, heat in sweeps.items()}
             rates = {PLAIN: choose_rate(tuned[PLAIN], settings)}
-            rates[WITH] = soonest_rate(tuned[WITH], target_of(tuned[PLAIN], rates[PLAIN], settings), settings)
+            target = target_of(tuned[PLAIN], rates[PLAIN], settings)
+            # Where the plain network stays near chance there is nothing to reach: the most accurate rate is chosen.
+            sought = target if trained(target, subject.data.classes) else math.inf
+            rates[WITH] = soonest_rate(tuned[WITH], sought, settings)
             fresh = {
                 arm: start(
                     workers, subject, settings, arm, [Member(rate, seed) for seed in range(settings.seeds)], watch
@@ -138,110 +136,10 @@ def soonest_rate(tuning: Sequence[Curve], target: float, settings: Settings) -> 
     return min(rates_in(curves), key=order)
 
 
-def steps(duel: Duel) -> tuple[Steps, Steps, float] | None:
-    """Return the steps without and with BN to the plain network's best, and that best; None if it did not train."""
-    if duel.plain is None or duel.normed is None:
-        return None
-    window = duel.settings.smoothed_over
-    plain, normed = ([smoothed(c, window) for c in entry.curves] for entry in (duel.plain, duel.normed))
-    target = typical_best(plain)
-    if target < min(TRAINED / duel.classes, (1 + 1 / duel.classes) / 2):  # with few classes, half way from chance
-        return None
-    without = steps_of(plain, target)
-    return without, steps_of(normed, target, without.median), target
+def trained(accuracy: float, classes: int) -> bool:
+    """Whether an accuracy is far from chance: three times it, or with few classes half way from it to 1.
 
-
-def verdict(duel: Duel) -> Verdict:
-    """Judge whether BN needs fewer steps: the exact rank-sum test on the fresh seeds."""
-    found = steps(duel)
-    if found is None:
-        return Verdict(CLAIMS[0], NOT_JUDGED, "the plain network did not train, or was not finished")
-    without, with_bn, _ = found
-    evidence = f"medians {without.median:g} without and {with_bn.median:g} with"
-    if duel.settings.seeds < FEWEST_SEEDS:
-        return Verdict(CLAIMS[0], NOT_JUDGED, f"it takes {FEWEST_SEEDS} seeds; {evidence}")
-    return Verdict(CLAIMS[0], sooner(with_bn, without), evidence)
-
-
-def sweep_rows(duel: Duel) -> list[tuple[float, float, float]]:
-    """Return each rate of the grid with the median best accuracy of the tuning seeds, without and with BN."""
-    if duel.plain is None or duel.normed is None:
-        return []
-    columns = []
-    for entry in (duel.plain, duel.normed):
-        curves = [smoothed(curve, duel.settings.smoothed_over) for curve in entry.tuning]
-        columns.append({rate: typical_best(at_rate(curves, rate)) for rate in rates_in(curves)})
-    return [(rate, columns[0][rate], columns[1][rate]) for rate in columns[0]]
-
-
-def sentence(duel: Duel) -> str:
-    """Say in one sentence what the race came to."""
-    if duel.plain is None or duel.normed is None:
-        return "No arm was finished."
-    found = steps(duel)
-    if found is None:
-        return "Without Batch Normalization the network did not train at any rate tried: no ratio."
-    without, with_bn, _ = found
-    if with_bn.median == math.inf:
-        return f"With Batch Normalization: never. Without: {without.median:,.0f} steps."
-    ratio = with_bn.ratio or math.nan
-    much = f"{ratio:.1f}x fewer" if ratio >= 1 else f"{1 / ratio:.1f}x more"
-    return f"With Batch Normalization: {with_bn.median:,.0f} steps. Without: {without.median:,.0f}. {much}."
-
-
-def lines(duel: Duel) -> list[str]:
-    """Write the whole race: the sentence, the verdict, both arms, the sweep, the notes."""
-    text = [sentence(duel)]
-    found = steps(duel)
-    judged = verdict(duel)
-    if found is not None:
-        text.append(f"Steps to {found[2]:.1%}, the best without BN at its own best rate; medians of fresh seeds.")
-    text.append(f"{judged.claim}: {judged.outcome.upper()} ({judged.evidence}).")
-    for entry in (duel.plain, duel.normed):
-        if entry is not None:
-            best = typical_best([smoothed(curve, duel.settings.smoothed_over) for curve in entry.curves])
-            lost = sum(curve.diverged_at is not None for curve in entry.curves)
-            text.append(f"{entry.arm}: rate {entry.rate:g}, best {best:.1%}, {lost} of {len(entry.curves)} diverged")
-    rows = sweep_rows(duel)
-    if rows:
-        text += ["", "Best accuracy at every rate (tuning seeds)", "  rate     without BN   with BN"]
-        text += [f"  {rate:<8g} {a:>10.1%} {b:>9.1%}" for rate, a, b in rows]
-    for entry in (duel.plain, duel.normed):
-        if entry is not None and entry.rate in (duel.settings.rates[0], duel.settings.rates[-1]):
-            text.append(f"{entry.arm}: its rate, {entry.rate:g}, is at the end of the grid; widen --rates.")
-    text.append(f"BN was inserted behind {', '.join(duel.places)}.")
-    if duel.alone:
-        text.append(f"Copies were trained one by one ({duel.alone}).")
-    if duel.interrupted:
-        text.append("Interrupted: only what was finished is shown.")
-    text.append(
-        f"{duel.settings.steps} steps, validated on {duel.validation_examples} examples, in {duel.seconds:.0f} s; "
-        f"peak memory {duel.peak_megabytes:.0f} MB."
-    )
-    return text
-
-
-def to_records(duel: Duel, threads: int) -> RecordFile:
-    """Write a race as records: every curve, and the figures."""
-    entries = [entry for entry in (duel.plain, duel.normed) if entry is not None]
-    return RecordFile(
-        COMMAND,
-        {
-            "model": duel.model,
-            "settings": asdict(duel.settings),
-            "threads": threads,
-            "evaluated_at": entries[0].curves[0].steps if entries else (),
-            "places": duel.places,
-            "classes": duel.classes,
-            "validation_examples": duel.validation_examples,
-        },
-        tuple(m for entry in entries for m in entry_records(entry)),
-        {
-            "sentence": sentence(duel),
-            "lines": lines(duel),
-            "claims": [asdict(verdict(duel))],
-            "sweep": [{"rate": rate, "without": a, "with": b} for rate, a, b in sweep_rows(duel)],
-            "seconds": duel.seconds,
-            "interrupted": duel.interrupted,
-        },
-    )
+    >>> trained(0.2, classes=10), trained(0.8, classes=2)
+    (False, True)
+    """
+    return accuracy >= min(TRAINED / classes, (1 + 1 / classes) / 2)

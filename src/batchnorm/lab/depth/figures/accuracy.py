@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from batchnorm.lab.curves import Curve, median_curve
@@ -11,6 +12,7 @@ from batchnorm.lab.depth.outcome import Depth, Outcome, depth_of, smoothed
 from batchnorm.lab.depth.present import FIRST
 from batchnorm.lab.depth.store import from_records
 from batchnorm.lab.figures.accuracy import layout
+from batchnorm.lab.summary import Steps
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
 from batchnorm.report.sections import Plot, Switch, Table, thinned
@@ -30,11 +32,12 @@ def draw(records: RecordFile) -> Plot | None:
         return None
     traces: list[dict[str, Any]] = []
     switches = []
-    for name, curves in arms(outcome, depth).items():
+    found = arms(outcome, depth)
+    for name, curves in found.items():
         first = len(traces)
-        traces += traces_of(name, curves, depth)
+        traces += traces_of(name, curves, LOOKS[name], depth.target, depth.steps.get(name), named=name in FIRST)
         switches.append(Switch(name, tuple(range(first, len(traces))), *LOOKS[name]))
-    steps = next(iter(arms(outcome, depth).values()))[0].steps
+    steps = next(iter(found.values()))[0].steps
     return Plot(
         f"Accuracy over the steps, {depth.blocks} blocks",
         "Further left is sooner: the step axis is logarithmic. Lines are medians of the seeds, bands their span"
@@ -43,7 +46,7 @@ def draw(records: RecordFile) -> Plot | None:
         {"data": traces, "layout": layout(steps, depth.target)},
         height=400,
         switches=tuple(switches),
-        table=numbers(outcome, depth),
+        table=numbers(found),
         notes=(f"Each accuracy is the mean of {outcome.settings.smoothed_over} validations.",),
     )
 
@@ -54,9 +57,18 @@ def arms(outcome: Outcome, depth: Depth) -> dict[str, list[Curve]]:
     return {name: [smoothed(c, window) for c in entries[name].curves] for name in LOOKS if name in entries}
 
 
-def traces_of(name: str, curves: list[Curve], depth: Depth) -> list[dict[str, Any]]:
-    """Return the band, the line, and if the target was reached the diamond with the arm's name."""
-    colour, dash = LOOKS[name]
+def traces_of(
+    name: str, curves: list[Curve], look: tuple[str, str], target: float | None, found: Steps | None, *, named: bool
+) -> list[dict[str, Any]]:
+    """Return the band, the line, and if the target was reached the diamond, with the arm's name if ``named``.
+
+    >>> from batchnorm.lab.curves import Member
+    >>> curve = Curve(Member(0.1, 0), (10, 20), (0.2, 0.9), (1.0, 1.0))
+    >>> band, line = traces_of("BN x5", [curve], ("blue", "solid"), None, None, named=True)
+    >>> line["y"]
+    [0.2, 0.9]
+    """
+    colour, dash = look
     steps, columns = list(curves[0].steps), list(zip(*(curve.accuracy for curve in curves), strict=True))
     band = {
         "type": "scatter",
@@ -79,10 +91,9 @@ def traces_of(name: str, curves: list[Curve], depth: Depth) -> list[dict[str, An
         "hovertemplate": "%{y:.1%} at step %{x}",
         "meta": {"colour": colour, "part": "line"},
     }
-    found = depth.steps.get(name)
-    if depth.target is None or found is None or found.median == math.inf:
+    if target is None or found is None or found.median == math.inf:
         return [band, line]
-    return [band, line, mark(name if name in FIRST else "", found.median, depth.target, colour)]
+    return [band, line, mark(name if named else "", found.median, target, colour)]
 
 
 def mark(text: str, x: float, y: float, colour: str) -> dict[str, Any]:
@@ -105,11 +116,15 @@ def mark(text: str, x: float, y: float, colour: str) -> dict[str, Any]:
     }
 
 
-def numbers(outcome: Outcome, depth: Depth) -> Table:
-    """Write the same lines as a table, some of the validations."""
-    found = arms(outcome, depth)
-    steps = next(iter(found.values()))[0].steps
-    medians = {name: median_curve(curves) for name, curves in found.items()}
+def numbers(arms: Mapping[str, list[Curve]]) -> Table:
+    """Write the same lines as a table, some of the validations.
+
+    >>> from batchnorm.lab.curves import Member
+    >>> numbers({"BN x5": [Curve(Member(0.1, 0), (10, 20), (0.2, 0.9), (1.0, 1.0))]}).rows
+    (('10', '20.0%'), ('20', '90.0%'))
+    """
+    steps = next(iter(arms.values()))[0].steps
+    medians = {name: median_curve(curves) for name, curves in arms.items()}
     rows = tuple(
         (str(steps[index]), *(f"{values[index]:.1%}" for values in medians.values()))
         for index in thinned(range(len(steps)), ROWS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from batchnorm.lab.curves import Curve
 from batchnorm.lab.depth.arms import NORMALISED, PLAIN, SWEPT
@@ -25,6 +25,15 @@ def draw(records: RecordFile) -> Plot | None:
     found = by_network(outcome)
     if not found:
         return None
+    return plot(f"Which learning rates work, {outcome.settings.headline} blocks", found)
+
+
+def plot(title: str, found: Mapping[str, Mapping[float, tuple[float, str]]]) -> Plot:
+    """Draw {network: {rate: (accuracy, mark)}} as a map.
+
+    >>> plot("Rates", {"with BN": {0.1: (0.9, ""), 0.3: (0.5, "*")}}).table.rows
+    (('with BN', '90.0%', '50.0%*'),)
+    """
     names, rates = list(found), sorted({rate for cells in found.values() for rate in cells})
     grid = [[found[name].get(rate) for rate in rates] for name in names]
     heat = {
@@ -52,7 +61,7 @@ def draw(records: RecordFile) -> Plot | None:
         for name, row in zip(names, grid, strict=True)
     )
     return Plot(
-        f"Which learning rates work, {outcome.settings.headline} blocks",
+        title,
         "The best validation accuracy of the median tuning seed at every rate that was tried; an empty cell was not. "
         "* Some seeds diverge there, so that rate is not chosen.",
         "Heat map of best accuracy by network and learning rate; the table below has the same numbers.",
