@@ -12,6 +12,7 @@ from batchnorm.doctor.command import check
 from batchnorm.doctor.explain import explain, rules
 from batchnorm.lab.command import race
 from batchnorm.lab.demo import watch_demo
+from batchnorm.lab.figure1.command import figure1
 from batchnorm.report.command import report
 from batchnorm.transforms.command import calibrate, fold
 
@@ -22,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (race, watch_demo, report, check, explain, rules, calibrate, fold, bench):
+for command in (race, watch_demo, figure1, report, check, explain, rules, calibrate, fold, bench):
     app.command()(command)
 
 

@@ -12,6 +12,7 @@ from batchnorm.report.registry import register
 register("race", "batchnorm.lab.figures", "The Batch Normalization race")
 register("race --network residual", "batchnorm.lab.depth.figures", "The Batch Normalization race")
 register("race --model", "batchnorm.lab.own.figures", "The race of your network")
+register("figure1", "batchnorm.lab.figure1.figures", "Figure 1: what a sigmoid is given")
 register("watch", "batchnorm.observe.figures", "The signal in a network")
 register("check", "batchnorm.doctor.figures", "What the doctor found")
 register("bench", "batchnorm.bench.figures", "How fast is Batch Normalization")

@@ -12,8 +12,9 @@ from batchnorm.report.embed import embedded, guarded, plotly_script
 from batchnorm.report.figures import figures_of
 from batchnorm.report.fit import fitting
 from batchnorm.report.load import Run
+from batchnorm.report.panels import charts, sheet
 from batchnorm.report.registry import drawing_of
-from batchnorm.report.sections import Player, Plot, Section
+from batchnorm.report.sections import Panels, Player, Plot, Section
 
 TITLE = "Batch Normalization: a report"
 
@@ -36,6 +37,7 @@ def page(runs: Sequence[Run]) -> str:
             parts=_numbered(parts),
             facts=[(run.name, facts(run)) for run in runs],
             plotly=plotly_script() if any(isinstance(section, Plot) for section in sections) else "",
+            small=any(isinstance(section, Panels) for section in sections),
             playing=any(isinstance(section, Player) for section in sections),
         )
     )
@@ -109,5 +111,7 @@ def _templates() -> Any:
         lstrip_blocks=True,
     )
     environment.filters["embedded"] = embedded
+    environment.filters["charts"] = charts
+    environment.globals["charts_style"] = sheet
     environment.globals["source"] = lambda name: guarded(loader.get_source(environment, name)[0])
     return environment

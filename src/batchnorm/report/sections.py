@@ -64,6 +64,52 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Line:
+    """A line of a small chart, an area between ``low`` and ``high``, or both; its name is written at its end.
+
+    ``nudge`` moves the name down.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    colour: str
+    dash: str = "solid"
+    width: float = 2.0
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    opacity: float = 0.22
+    nudge: float = 0.0
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One small chart."""
+
+    title: str
+    lines: tuple[Line, ...]
+    x_title: str = ""
+    x_log: bool = False
+    y_log: bool = False
+    y_range: tuple[float, float] | None = None
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Small charts side by side, what they show in words, and the same numbers as a table."""
+
+    kind: ClassVar[str] = "panels"
+    title: str
+    sentence: str
+    panels: tuple[Panel, ...]
+    columns: int = 3
+    height: int = 250
+    table: Table | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Player:
     """The moving picture of the signal: its data, and what to say about how it was made."""
 
@@ -106,7 +152,7 @@ class Headline:
     bars: tuple[Bar, ...] = ()
 
 
-Section = Table | Plot | Player | Headline
+Section = Table | Plot | Panels | Player | Headline
 
 
 def short(value: float | None, digits: int = 3) -> str:

@@ -15,7 +15,6 @@ from batchnorm.errors import BatchNormError
 from batchnorm.lab.data import idx
 
 PARTS = ("train", "t10k")
-VARIABLE = "BATCHNORM_DATA"
 KNOWN = {
     "MNIST": "25c98f992c005963b7428e1f38418b233c9b286cc403519287eb8063f0bcfe07",
     "Fashion-MNIST": "eee656c63c1c7a3b7c885d28c97fd74dc039264ce75eae7cb8d991df379ef736",
@@ -66,15 +65,6 @@ def load(folder: str | os.PathLike[str]) -> Images:
     found = checksum(arrays)
     name = next((name for name, known in KNOWN.items() if known == found), f"idx images in {place.name or place}")
     return Images(name, *arrays, found)
-
-
-def named(given: str) -> str:
-    """Return the folder that the user names: by the option, or else by the variable BATCHNORM_DATA; "" if by neither.
-
-    >>> named("mnist")
-    'mnist'
-    """
-    return given or os.environ.get(VARIABLE, "")
 
 
 def find(folder: Path, part: str, what: str) -> Path:

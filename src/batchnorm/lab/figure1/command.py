@@ -1,0 +1,101 @@
+"""``batchnorm figure1``: the command itself; torch is imported only when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from batchnorm.lab.figure1.settings import INITS, Settings, parse_inits
+from batchnorm.lab.front import check_outputs, leave, watched
+from batchnorm.lab.networks.schemes import SCHEMES
+from batchnorm.lab.options import parse_rates
+from batchnorm.terminal import say
+
+FOLDER = Path("batchnorm-figure1")
+
+
+def figure1(
+    data: Annotated[
+        str,
+        typer.Option(
+            envvar="BATCHNORM_DATA",
+            help="A folder with MNIST's four idx files, with or without .gz. Without it, the bundled digits.",
+            metavar="DIR",
+        ),
+    ] = "",
+    seeds: Annotated[int, typer.Option(help="Fresh seeds of every network; 3 can just give a verdict.")] = 5,
+    steps: Annotated[
+        int | None, typer.Option(help="Training steps. By default the paper's 50000 with --data, else 3000.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Examples per step; BN takes its statistics from these.")] = 60,
+    every: Annotated[
+        int | None, typer.Option(help="Steps between validations; by default a hundredth of the steps.")
+    ] = None,
+    rates: Annotated[
+        str, typer.Option(help="The learning rates from which each network has its best.", metavar="R,R,...")
+    ] = "",
+    init: Annotated[
+        str,
+        typer.Option(
+            help=f"How weights begin; the first start makes the figure. Choose from {', '.join(SCHEMES)}.",
+            metavar="START,...",
+        ),
+    ] = ",".join(INITS),
+    json: Annotated[
+        Path | None, typer.Option(help="Also write every curve and figure to this file.", metavar="OUT")
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(help="Also write the charts as one picture, for a document.", metavar="FILE.svg")
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(help="Train on so many threads; 0 takes as many as torch would. Changes no result.")
+    ] = 0,
+    out: Annotated[
+        Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")
+    ] = FOLDER,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write the records and the page.")] = True,
+    open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Follow what a sigmoid is given while its network learns, with Batch Normalization and without.
+
+    Figure 1 of the paper (Ioffe & Szegedy, 2015): three layers of 100 sigmoids read binary images; the accuracy,
+    and the 15th, 50th and 85th percentiles of the inputs of a typical sigmoid of the last hidden layer, both
+    networks side by side. Each has its own best learning rate. With MNIST's files it is the paper's
+    experiment; on the digits that ship here it is a smaller one, and says so.
+
+    Examples:
+
+      batchnorm figure1 --open
+
+      batchnorm figure1 --data mnist/ --rates 1,3 --seeds 3
+
+      batchnorm figure1 --init xavier --svg figure1.svg
+
+    Half a minute to a minute on the digits, about an hour on MNIST. Ctrl-C ends it early and keeps what is done.
+    """
+    check_outputs(threads, json, svg, out if report else None)
+    given: dict[str, Any] = {"rates": parse_rates(rates)} if rates else {}
+    settings = Settings(seeds, steps, batch_size, every, inits=parse_inits(init), **given)
+
+    import torch
+    from rich.console import Console
+
+    from batchnorm.lab.figure1.figures import draw
+    from batchnorm.lab.figure1.present import lines
+    from batchnorm.lab.figure1.run import planned, run
+    from batchnorm.lab.figure1.store import to_records
+    from batchnorm.lab.sources import load
+
+    console = Console(highlight=False)
+    source = load(data, binary=True)
+    settings = settings.given_data(bundled=source.bundled)
+    threads = threads or torch.get_num_threads()
+    with watched(console, settings.amounts[0], planned(settings)) as watch:
+        outcome = run(settings, source, threads=threads, watch=watch)
+    for line in lines(outcome):
+        say(line)
+    leave(to_records(outcome, threads), draw, json=json, svg=svg, out=out if report else None, open=open)
+    if outcome.interrupted:
+        raise typer.Exit(130)

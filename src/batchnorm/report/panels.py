@@ -1,0 +1,260 @@
+"""Small charts side by side, as static SVG: on a page one figure each, or all of them in one file for a document.
+
+They need no script. Colors are the page's, by name, so that dark mode and paper have their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from markupsafe import Markup, escape
+
+from batchnorm.files import write_atomically
+from batchnorm.report.moving import palette
+from batchnorm.report.sections import Line, Panel, Panels
+
+WIDE = 340  # of one chart; a page scales it to its column
+LEFT, RIGHT, TOP, BELOW = 46, 10, 30, 38
+EDGE, GAP = 20, 26  # of the file with all of them
+DASHES = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "11 4"}
+STYLE = (
+    "text{fill:var(--text);font-size:12px}.soft{fill:var(--soft)}.small{font-size:11px}.middle{text-anchor:middle}"
+    ".end{text-anchor:end}.head{font-size:13.5px;font-weight:650}.name{font-weight:650}.title{font-size:17px;"
+    "font-weight:650}.grid{stroke:var(--line)}.card{fill:var(--card)}.line{fill:none;stroke-linejoin:round}"
+)
+
+
+def charts(section: Panels) -> list[Markup]:
+    """Draw each chart of a section as an SVG of its own, for a page.
+
+    >>> panel = Panel("accuracy", (Line("with BN", (1, 2), (0.5, 0.9), "blue"),), "step")
+    >>> [chart.startswith("<svg ") for chart in charts(Panels("Two steps", "", (panel,)))]
+    [True]
+    """
+    high = section.height
+    return [
+        Markup(
+            f'<svg class="panel" viewBox="0 0 {WIDE} {high}" role="img" aria-label="{escape(panel.title)}">'
+            f"{''.join(drawn(panel, high))}</svg>"
+        )
+        for panel in section.panels
+    ]
+
+
+def picture(section: Panels) -> str:
+    """Draw all charts of a section as one SVG file, under its title.
+
+    >>> panel = Panel("accuracy", (Line("with BN", (1, 2), (0.5, 0.9), "blue"),), "step")
+    >>> picture(Panels("<Two> steps", "", (panel,))).count("&lt;Two&gt;")
+    2
+    """
+    rows = -(-len(section.panels) // section.columns)
+    wide = 2 * EDGE + min(section.columns, len(section.panels)) * (WIDE + GAP) - GAP
+    lines = wrapped(section.title, (wide - 2 * EDGE) // 8)
+    head = 30 + 22 * len(lines)
+    high = head + rows * (section.height + GAP)
+    light, dark = palette()
+    groups = "".join(
+        f'<g transform="translate({EDGE + (index % section.columns) * (WIDE + GAP)},'
+        f'{head + (index // section.columns) * (section.height + GAP)})">{"".join(drawn(panel, section.height))}</g>'
+        for index, panel in enumerate(section.panels)
+    )
+    titles = "".join(text(EDGE, 34 + 22 * number, line, "title") for number, line in enumerate(lines))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" role="img" font-family="system-ui,'
+        f'-apple-system,Segoe UI,Roboto,Noto Sans,sans-serif"><title>{escape(section.title)}</title>'
+        f"<desc>{escape(section.sentence)}</desc><style>svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}"
+        f'{STYLE}</style><rect class="card" width="{wide}" height="{high}" rx="12"/>{titles}{groups}</svg>\n'
+    )
+
+
+def write_picture(section: Panels, path: Path) -> Path:
+    """Write all charts of a section as one SVG file, in one step.
+
+    >>> write_picture(Panels("Nothing", "", ()), Path("figure.svg"))  # doctest: +SKIP
+    PosixPath('figure.svg')
+    """
+    return write_atomically(path, picture(section))
+
+
+def drawn(panel: Panel, high: int) -> Iterator[str]:
+    """Draw one chart: axes, areas, lines, and the name of each line that has one.
+
+    >>> ">loss</text>" in "".join(drawn(Panel("loss", (), "step"), 200))
+    True
+    """
+    across = Scale([v for line in panel.lines for v in line.x], panel.x_log, LEFT, WIDE - RIGHT, room=0.0)
+    values = [v for line in panel.lines for part in (line.y, line.low, line.high) for v in part]
+    down = Scale(values, panel.y_log, high - BELOW, TOP, panel.y_range)
+    yield text(8, 14, panel.title, "head")
+    yield text((LEFT + WIDE - RIGHT) / 2, high - 4, panel.x_title, "soft small middle")
+    for value, label in down.ticks(max(2, (high - TOP - BELOW) // 36), panel.percent):
+        at = down(value)
+        yield f'<path class="grid" d="M{LEFT},{at:.1f}H{WIDE - RIGHT}"/>'
+        yield text(LEFT - 6, at + 4, label, "soft small end")
+    for value, label in across.ticks(4, False):
+        yield text(min(across(value), WIDE - RIGHT - 8), high - BELOW + 16, label, "soft small middle")
+    for line in panel.lines:
+        if line.low:
+            path = area(across, down, line)
+            yield f'<path d="{path}" style="fill:var(--{line.colour})" fill-opacity="{line.opacity:g}"/>'
+    for line in panel.lines:
+        if line.y:
+            dash = f' stroke-dasharray="{DASHES[line.dash]}"' if DASHES[line.dash] else ""
+            yield (
+                f'<path class="line" d="{course(across, down, line.x, line.y)}" stroke-width="{line.width:g}"{dash} '
+                f'style="stroke:var(--{line.colour})"/>'
+            )
+    yield from names(panel, across, down)
+
+
+class Scale:
+    """Where values lie along an axis, linear or logarithmic; values beyond its range are drawn at its ends.
+
+    >>> scale = Scale([1.0, 100.0], True, 0.0, 10.0, room=0.0)
+    >>> scale(10.0), scale.ticks(5, False)
+    (5.0, [(1.0, '1'), (10.0, '10'), (100.0, '100')])
+    """
+
+    def __init__(
+        self,
+        values: Sequence[float | None],
+        log: bool,
+        begin: float,
+        end: float,
+        given: tuple[float, float] | None = None,
+        room: float = 0.05,
+    ) -> None:
+        """Take the range that is given, or that of the values with some room."""
+        self.log, self.begin, self.end = log, begin, end
+        known = [v for v in values if v is not None and math.isfinite(v) and (v > 0 or not log)]
+        low, high = given or (min(known, default=1.0), max(known, default=10.0))
+        low, high = self._at(low), self._at(high)
+        if high <= low:
+            low, high = low - 0.5, high + 0.5
+        more = 0.0 if given else room * (high - low)
+        self.low, self.high = low - more, high + more
+
+    def __call__(self, value: float) -> float:
+        """Return the place of a value."""
+        share = (self._at(value) - self.low) / (self.high - self.low)
+        return self.begin + (self.end - self.begin) * min(max(share, 0.0), 1.0)
+
+    def _at(self, value: float) -> float:
+        return math.log10(max(value, 1e-300)) if self.log else value
+
+    def ticks(self, most: int, percent: bool) -> list[tuple[float, str]]:
+        """Return the values to write at the axis, and how."""
+        if self.log:
+            stride = max(1, math.ceil((self.high - self.low) / most))
+            found = [10.0**p for p in range(math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9) + 1, stride)]
+            if len(found) < 2:
+                decades = range(math.floor(self.low), math.ceil(self.high) + 1)
+                steps = [m * 10.0**p for p in decades for m in (1, 2, 5)]
+                found = [v for v in steps if self.low - 1e-9 <= math.log10(v) <= self.high + 1e-9]
+        else:
+            rough = (self.high - self.low) / most
+            power = 10.0 ** math.floor(math.log10(rough))
+            step = next(size * power for size in (1, 2, 2.5, 5, 10) if size * power >= 0.999 * rough)
+            first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+            found = [round(n * step, 12) for n in range(first, last + 1)]
+        return [(value, label(value, percent)) for value in found]
+
+
+def label(value: float, percent: bool = False) -> str:
+    """Write a value at an axis.
+
+    >>> label(0.95, percent=True), label(20000.0), label(-2.5), label(1e-06)
+    ('95%', '20,000', '−2.5', '1e−6')
+    """
+    if percent:
+        return f"{100 * value:.4g}%"
+    size = abs(value)
+    words = f"{value:,.0f}" if size >= 1000 and size < 1e6 else f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e")
+    return words.replace("-", "−")
+
+
+def course(across: Callable[[float], float], down: Callable[[float], float], x: Sequence, y: Sequence) -> str:  # type: ignore[type-arg]
+    """Draw a line, with a gap where there is no value.
+
+    >>> course(float, float, [0, 1, 2, 3], [1.0, 2.0, None, 4.0])
+    'M0,1L1,2M3,4'
+    """
+    path, mark = "", "M"
+    for a, b in zip(x, y, strict=True):
+        if b is None or not math.isfinite(b):
+            mark = "M"
+            continue
+        path, mark = f"{path}{mark}{short(across(a))},{short(down(b))}", "L"
+    return path
+
+
+def area(across: Callable[[float], float], down: Callable[[float], float], line: Line) -> str:
+    """Draw what lies between the low and the high values of a line.
+
+    >>> area(float, float, Line("", (0, 1), (), "blue", low=(1.0, 2.0), high=(3.0, 4.0)))
+    'M0,1L1,2L1,4L0,3Z'
+    """
+    known = [
+        (a, b, c)
+        for a, b, c in zip(line.x, line.low, line.high, strict=True)
+        if b is not None and c is not None and math.isfinite(b) and math.isfinite(c)
+    ]
+    there = [f"{short(across(a))},{short(down(b))}" for a, b, _ in known]
+    back = [f"{short(across(a))},{short(down(c))}" for a, _, c in reversed(known)]
+    return f"M{'L'.join(there + back)}Z" if known else ""
+
+
+def names(panel: Panel, across: Scale, down: Scale) -> Iterator[str]:
+    """Write each line's name near its last value, one below the other where they would meet."""
+    places: list[tuple[float, str, str]] = []
+    for line in panel.lines:
+        known = [v for v in (line.y or line.high) if v is not None and math.isfinite(v)]
+        if line.name and known:
+            at = min(max(down(known[-1]) + line.nudge - 6, TOP + 10), down.begin - 3)
+            places.append((at, line.colour, line.name))
+    places.sort()
+    lowest = down.begin - 3 - 15 * len(places)
+    at = -math.inf
+    for y, colour, name in places:
+        lowest += 15
+        at = min(max(y, at + 15), max(lowest, at + 15))
+        shade = f"var(--{colour}-ink,var(--{colour}))"
+        yield (
+            f'<text class="name end" x="{WIDE - RIGHT - 4}" y="{at:.0f}" style="fill:{shade};paint-order:stroke;'
+            f'stroke:var(--card);stroke-width:3px">{escape(name)}</text>'
+        )
+
+
+def short(value: float) -> str:
+    """Write a coordinate.
+
+    >>> short(1.0), short(2.345)
+    ('1', '2.3')
+    """
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def text(x: float, y: float, words: str, kind: str) -> str:
+    """Write a line of words."""
+    return f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}">{escape(words)}</text>'
+
+
+def wrapped(words: str, wide: int) -> list[str]:
+    """Break a sentence into lines.
+
+    >>> wrapped("one two three", 8)
+    ['one two', 'three']
+    """
+    import textwrap
+
+    return textwrap.wrap(words, max(wide, 8))
+
+
+@cache
+def sheet() -> Markup:
+    """Return the style of the charts, for a page."""
+    return Markup("".join(f".panel {rule}" for rule in STYLE.replace("}", "}\n").splitlines()))
