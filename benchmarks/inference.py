@@ -11,7 +11,7 @@ from torch import nn
 
 import batchnorm as bn
 from batchnorm.transforms.accelerate import measure
-from batchnorm.transforms.verify import difference
+from batchnorm.transforms.outputs import difference
 from networks import MobileNetV2, PreActResNet18, ResNet18
 
 SUBJECTS = {

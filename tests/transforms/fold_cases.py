@@ -12,7 +12,7 @@ import batchnorm as bn
 from batchnorm.calling import call_with
 from batchnorm.nested import tensors_in
 from batchnorm.transforms.affine import is_norm
-from batchnorm.transforms.verify import difference
+from batchnorm.transforms.outputs import difference
 from peer_models import subject
 from zoo import (
     Run,  # noqa: F401

@@ -326,7 +326,7 @@ MISTAKES = {
     "lr": (lambda m, b: bn.adapt(m, b, method="entropy", lr=0.0), r"lr is 0.0; use a positive"),
     "no batches": (lambda m, b: bn.adapt(m, []), r"adapt: there are no batches; give at least one"),
     "no layer": (lambda m, b: bn.adapt(nn.ReLU(), b), r"there is no BN layer to adapt; give a model"),
-    "all frozen": (lambda m, b: bn.adapt(bn.freeze(m)[0], b), r"no BN layer to adapt \(0: it is frozen; 3: it is"),
+    "all frozen": (lambda m, b: bn.adapt(bn.freeze(m)[0], b), r"no BN layer to adapt \(0 and 1 more: it is frozen"),
     "no affine": (lambda m, b: bn.adapt(nn.BatchNorm2d(16, affine=False), b, method="entropy"), r"no BN layer has"),
     "batch": (lambda m, b: bn.adapt(m, [{"x": b[0], "z": b[0]}]), r"a batch has 'x', and forward of Seq"),
     "output": (lambda m, b: bn.adapt(m, b, method="entropy", forward=lambda m, x: [m(x)]), r"returned a list, not"),

@@ -92,6 +92,34 @@ def test_copies_normalise_rows_too(how):
     torch.testing.assert_close(how(normed).eval()(x), normed.eval()(x))
 
 
+class Moved(nn.Module):
+    """Between a layer and its nonlinearity, numbers move to other places."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.drop, self.depthwise = nn.Linear(6, 8), nn.Dropout(0.1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.heads, self.soft, self.down = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 6)
+
+    def forward(self, x):
+        n, t = x.shape[:2]
+        x = self.drop(self.up(x)).transpose(1, 2).reshape(n, 8, t // 4, 4).contiguous()
+        x = self.depthwise(F.relu(x)).flatten(2).mT
+        x = F.gelu(x)
+        x = self.heads(x).view(n, t, 2, 4).permute(0, 2, 1, 3).tanh() + self.soft(x).view(n, t, 2, 4).mT.mT.softmax(
+            -1
+        ).transpose(1, 2)
+        return self.down(x.transpose(1, 2).flatten(2))
+
+
+def test_a_nonlinearity_may_come_after_numbers_have_moved():
+    model, x = Moved().eval(), torch.randn(3, 8, 6)
+    normed, report = bn.insert(model, x, preserve=[x])
+    assert report.paths == ("up", "depthwise", "heads")
+    assert report.left["soft"].startswith("no nonlinearity follows: what it makes goes to")
+    other = torch.randn(3, 8, 6, dtype=torch.float64)
+    torch.testing.assert_close(normed.double()(other), model.double()(other), rtol=1e-5, atol=1e-6)
+
+
 class Repeated(nn.Module):
     def __init__(self, layers):
         super().__init__()

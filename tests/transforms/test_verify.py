@@ -1,5 +1,6 @@
 """The certificate: what counts as equal, and what it says when it is not."""
 
+import copy
 import math
 
 import pytest
@@ -7,8 +8,12 @@ import torch
 from torch import nn
 
 import batchnorm as bn
+from batchnorm.calling import call_with
+from batchnorm.errors import NotEquivalent
 from batchnorm.records import Certificate, Report
-from batchnorm.transforms.verify import difference, like, verify
+from batchnorm.transforms.gradients import limit_in_float64, step
+from batchnorm.transforms.outputs import difference, like
+from batchnorm.transforms.verify import verify
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 
@@ -234,3 +239,59 @@ def test_a_model_with_a_chance_of_its_own():
 
     with pytest.raises(bn.BatchNormError, match="none: the model as it is gives something else when it is run again"):
         verify(Noisy(), Noisy().eval(), X, verb="none")
+
+
+class Chaotic(nn.Module):
+    """A network that makes much of little: ``factor`` times what rounding does to its BN layer."""
+
+    def __init__(self, factor, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.conv, self.norm, self.factor = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), factor
+        with torch.no_grad():
+            self.norm.running_mean.uniform_(-1, 1)
+            self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x):
+        return torch.sin(self.factor * self.norm(self.conv(x)))
+
+
+IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+
+
+def test_outputs_that_rounding_moves_as_far_are_equal():
+    report = bn.fold(Chaotic(3e3).eval(), IMAGES)[1]
+    assert 1e-4 < report.certificate.relative < 1e-2
+    assert report.certificate.what == "outputs, which rounding moves as far,"
+    assert bn.fold(Chaotic(1.0).eval(), IMAGES)[1].certificate.what == "outputs"
+
+
+@pytest.mark.parametrize("factor", [1.0, 3e3])
+@pytest.mark.parametrize("name", ["conv.weight", "norm.bias", "norm.running_var"])
+def test_a_difference_beyond_rounding_is_none(factor, name):
+    before = Chaotic(factor).eval()
+    after = copy.deepcopy(before)
+    with torch.no_grad():
+        after.state_dict()[name].mul_(1.01).add_(1e-3)
+    with pytest.raises(NotEquivalent, match=r"the outputs would differ by .*allow more with tolerance= only if"):
+        verify(before, after, IMAGES, verb="a test")
+
+
+def test_where_rounding_is_all_there_is_float64_is_advised():
+    model = Chaotic(1e7).eval()
+    with pytest.raises(NotEquivalent, match=r"rounding moves them by .*; give model.double\(\), in which they can be"):
+        bn.fold(model, IMAGES)
+    assert bn.fold(model.double(), IMAGES.double())[1].certificate.relative < 1e-7
+
+
+def test_a_tolerance_that_was_given_is_kept():
+    with pytest.raises(NotEquivalent, match="allowed: 1e-05"):
+        bn.fold(Chaotic(3e3).eval(), IMAGES, tolerance=1e-5)
+
+
+@pytest.mark.parametrize(("apart", "allowed"), [(1e-10, 1e-9), (3e-9, 4e-8), (1e-3, 1e-9)])
+def test_in_float64_gradients_may_differ_by_what_rounding_does_there(apart, allowed):
+    model, images = Chaotic(1e7).double(), IMAGES.double()
+    found = {"gradients of conv.weight": (apart, apart, torch.float64)}
+    limit = limit_in_float64(model, images, call_with, step(model, images), found)
+    assert allowed / 40 <= limit <= allowed * 40 if apart == 3e-9 else limit == allowed

@@ -20,7 +20,8 @@ from batchnorm.transforms.follow import Optimizers, check_changeable, copy_model
 from batchnorm.transforms.fuse import fuse
 from batchnorm.transforms.gradients import verify_gradients
 from batchnorm.transforms.left_behind import left_behind
-from batchnorm.transforms.verify import Forward, check_arguments, verify
+from batchnorm.transforms.outputs import Forward
+from batchnorm.transforms.verify import check_arguments, verify
 
 Loss = Callable[[Any], Tensor]
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}

@@ -41,8 +41,9 @@ from batchnorm.transforms.gradients import verify_gradients
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.match import Survey, match
 from batchnorm.transforms.measuring import no_batches, streamed
+from batchnorm.transforms.outputs import Forward
 from batchnorm.transforms.stages import in_stages
-from batchnorm.transforms.verify import Forward, check_tolerance, verify
+from batchnorm.transforms.verify import check_tolerance, verify
 
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 _HERE = "convert"

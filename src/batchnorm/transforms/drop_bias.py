@@ -26,8 +26,9 @@ from batchnorm.transforms.follow import check_changeable
 from batchnorm.transforms.freeze import OWN_FORWARD, Optimizers, carry_over, check_optimizers, copied_with, few_of
 from batchnorm.transforms.gradients import step, verify_gradients
 from batchnorm.transforms.left_behind import left_behind
+from batchnorm.transforms.outputs import TOLERANCE, Forward
 from batchnorm.transforms.stages import in_stages
-from batchnorm.transforms.verify import TOLERANCE, Forward, check_arguments, verify
+from batchnorm.transforms.verify import check_arguments, verify
 
 # With the batch's own statistics, rounding counts by a channel's deviation, which may be far below the largest output.
 _IN_BATCH_MODE = 100

@@ -27,7 +27,8 @@ from batchnorm.specs import called
 from batchnorm.transforms.affine import is_norm
 from batchnorm.transforms.fold import fold
 from batchnorm.transforms.left_behind import left_behind
-from batchnorm.transforms.verify import TOLERANCE, check_tolerance, difference
+from batchnorm.transforms.outputs import TOLERANCE, difference
+from batchnorm.transforms.verify import check_tolerance
 
 
 def export(

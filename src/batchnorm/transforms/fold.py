@@ -35,8 +35,9 @@ from batchnorm.transforms.freeze import OWN_FORWARD, check_reached
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.leftovers import LEFTOVERS, scale_leftovers
 from batchnorm.transforms.neighbours import Neighbours, Piece, few, finishes, main
+from batchnorm.transforms.outputs import Forward
 from batchnorm.transforms.stages import in_stages
-from batchnorm.transforms.verify import Forward, check_arguments, verify
+from batchnorm.transforms.verify import check_arguments, verify
 
 
 @in_stages

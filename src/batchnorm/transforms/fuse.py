@@ -24,9 +24,10 @@ from batchnorm.transforms.freeze import check_reached, is_frozen
 from batchnorm.transforms.gradients import TOLERANCE, Step, apart, double, step, verify_gradients
 from batchnorm.transforms.inside import become_ours
 from batchnorm.transforms.left_behind import left_behind
+from batchnorm.transforms.outputs import Forward
 from batchnorm.transforms.rewrite import Wanted, activation_of, rewrite
 from batchnorm.transforms.stages import in_stages
-from batchnorm.transforms.verify import Forward, check_arguments, verify
+from batchnorm.transforms.verify import check_arguments, verify
 
 _OURS: dict[type, type[_Fast]] = {
     nn.BatchNorm1d: BatchNorm1d,

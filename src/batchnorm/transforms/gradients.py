@@ -20,13 +20,12 @@ from batchnorm.nested import few_samples, fresh, tensors_in
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate
 from batchnorm.transforms.choices import Within, with_same_choices
+from batchnorm.transforms.outputs import KINKS, nudged
 from batchnorm.transforms.stages import stage
-from batchnorm.transforms.verify import dtypes_inside
 
 Forward = Callable[[nn.Module, Any], Any]
 # Of a tensor's largest number: what rounding may do to a gradient on its way through a deep network.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 1e-1, torch.float16: 2e-2}
-KINKS = 4.0  # times the movement by rounding: three draws do not find the largest
 _SMALL = 1e-2  # a tensor smaller than this share of the largest of its kind counts as if it were that large
 
 
@@ -394,8 +393,10 @@ def _in_float64(
     except Exception:  # an operation without float64
         return None
     worst, share = 0.0, 0.0
-    for name, (absolute, relative, dtype) in apart(was, now, old).items():
-        if not relative <= TOLERANCE.get(dtype, 0.0):
+    found = apart(was, now, old)
+    allowed = limit_in_float64(wide[0], double(example), run, was, found, finish)
+    for name, (absolute, relative, dtype) in found.items():
+        if not relative <= (allowed if dtype is torch.float64 else TOLERANCE.get(dtype, 0.0)):
             raise NotEquivalent(
                 f"in float64, {name} would differ by {absolute:.3g} ({relative:.2g} of the largest)",
                 where=verb,
@@ -405,19 +406,28 @@ def _in_float64(
     return (worst, share), was, narrow
 
 
+def limit_in_float64(
+    model: nn.Module, example: Any, run: Forward, old: Step, found: dict[str, tuple[float, float, torch.dtype]],
+    finish: Finish | None = None,
+) -> float:  # fmt: skip
+    """Return the share by which a step in float64 may differ: 1e-9, or what rounding does to it, up to 1e-6.
+
+    >>> layer, x = nn.Linear(2, 1).double(), torch.ones(3, 2, dtype=torch.float64)
+    >>> limit_in_float64(layer, x, call_with, step(layer, x), {})
+    1e-09
+    """
+    limit = TOLERANCE[torch.float64]
+    needed = max((relative for _, relative, dtype in found.values() if dtype is torch.float64), default=0.0)
+    if not limit < needed <= 1e-6:
+        return limit
+    moved = apart(old, _moved_step(model, example, run, finish, 0))
+    return max(limit, min(1e-6, KINKS * max((share for _, share, _ in moved.values() if share < 1), default=0.0)))
+
+
 def _moved_step(before: nn.Module, example: Any, run: Forward, finish: Finish | None, seed: int) -> Step:
     """A step after every parameter was changed by a unit in the last place."""
     stage("measuring what rounding does to gradients")
-    coarse = [torch.finfo(d).eps for d in dtypes_inside(before, example, run) if d in TOLERANCE]
-    draw = torch.Generator().manual_seed(seed)
-    twin = copy.deepcopy(before)
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            if parameter.dtype.is_floating_point:
-                noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float32).to(parameter.device)
-                unit = max([torch.finfo(parameter.dtype).eps, *coarse])
-                parameter.copy_(parameter.double() * (1 + unit * noise.double()))
-    return step(twin, example, run, finish)
+    return step(nudged(before, example, run, seed), example, run, finish)
 
 
 def double(example: Any) -> Any:

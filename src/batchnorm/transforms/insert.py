@@ -28,11 +28,13 @@ from batchnorm.transforms.drop_bias import held_bias, takes_steps
 from batchnorm.transforms.follow import check_changeable, extend
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with, few_of
 from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
-from batchnorm.transforms.gradients import Step, apart, double, step
+from batchnorm.transforms.gradients import Step, apart, double, limit_in_float64, step
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.measuring import no_batches, streamed
+from batchnorm.transforms.outputs import Forward
+from batchnorm.transforms.passing import RESHAPES
 from batchnorm.transforms.stages import in_stages
-from batchnorm.transforms.verify import Forward, check_arguments, verify
+from batchnorm.transforms.verify import check_arguments, verify
 
 Where = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 ONLY = (None, "conv", "linear")
@@ -44,6 +46,7 @@ _ACTIVATION_MODULES = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.SiLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.CELU, nn.Hardswish,
     nn.Hardtanh, nn.Hardsigmoid, nn.Mish, nn.Softplus, nn.Softsign, nn.LogSigmoid, nn.PReLU, nn.RReLU,
 )  # fmt: skip
+_MOVES = {*RESHAPES, "transpose", "permute", "contiguous", "movedim", "swapaxes", "swapdims", "mT", "T", "clone"}
 _HERE = "insert"
 _NO_NONLINEARITY = "no nonlinearity follows"
 
@@ -246,13 +249,23 @@ def _readers(graph: Graph, calls: list[Call]) -> list[Call]:
 def _activation(graph: Graph, call: Call) -> Call | str:
     """The nonlinearity that alone reads what a call makes, or what does instead."""
     value = call.outputs[0]
-    if graph.feeds_output(value):
-        return "the model returns what it makes"
-    readers = graph.consumers(value)
+    while True:
+        if graph.feeds_output(value):
+            return "the model returns what it makes"
+        readers = graph.consumers(value)
+        if len(readers) != 1 or not (readers[0].passes or _moves(readers[0])):
+            break
+        value = readers[0].outputs[0]
     others = [r.name for r in readers if not _is_activation(r)]
     if others or not readers:
         return f"what it makes goes to {', '.join(others) or 'nothing'}"
     return readers[0]
+
+
+def _moves(call: Call) -> bool:
+    """Whether a call only moves numbers to other places, so that a nonlinearity may as well come before it."""
+    moves = call.name in _MOVES if call.kind == "function" else isinstance(call.target, (nn.Flatten, nn.Unflatten))
+    return moves and len(call.inputs) == len(call.outputs) == 1
 
 
 def _is_activation(call: Call) -> bool:
@@ -360,7 +373,7 @@ def _verify_gradients(
     if tolerance is None:
         try:
             pair = widened()
-            wide, wide_share, wide_allowed, within = _apart(*pair, double(few_samples(example)), run, None)
+            wide, wide_share, wide_allowed, within = _apart(*pair, double(few_samples(example)), run, None, exact=True)
         except Exception:  # an operation without float64, a batch that cannot be cut
             return None
         if within:
@@ -375,10 +388,11 @@ def _verify_gradients(
 
 
 def _apart(
-    before: nn.Module, after: nn.Module, example: Any, run: Forward, tolerance: float | None
+    before: nn.Module, after: nn.Module, example: Any, run: Forward, tolerance: float | None, exact: bool = False
 ) -> tuple[float, float, float, bool]:
     """The largest differences of gradients that both have, what is allowed, and whether all are within that."""
-    old, new = (step(model, example, run).kinds["gradients"] for model in (before, after))
+    first = step(before, example, run)
+    old, new = first.kinds["gradients"], step(after, example, run).kinds["gradients"]
     inner = {  # parameters of a layer that a norm stands behind have its name in between
         f"{path}.layer.{name}".lstrip("."): f"{path}.{name}".lstrip(".")
         for path, layer in after.named_modules() if isinstance(layer, Normed)
@@ -386,7 +400,10 @@ def _apart(
     }  # fmt: skip
     new = {inner.get(name, name): gradient for name, gradient in new.items()}
     shared = {name: gradient for name, gradient in old.items() if name in new}
-    found = apart(Step({"gradients": shared}), Step({"gradients": new})).values()
+    named = apart(Step({"gradients": shared}), Step({"gradients": new}))
+    found = named.values()
+    if exact:
+        tolerance = limit_in_float64(before, example, run, first, named)
     limits = [GRADIENTS.get(dtype, 0.0) if tolerance is None else tolerance for *_, dtype in found]
     within = all(relative <= limit for (_, relative, _), limit in zip(found, limits, strict=True))
     worst = max((absolute for absolute, _, _ in found), default=0.0)

@@ -17,7 +17,7 @@ from batchnorm.preserve import untouched
 from batchnorm.records import Change
 from batchnorm.transforms.accelerate import measure
 from batchnorm.transforms.affine import affine_of
-from batchnorm.transforms.verify import Forward
+from batchnorm.transforms.outputs import Forward
 
 LEFTOVERS = ("keep", "measure", "scale")
 _WORTH = 0.95  # of the layer's time: less of a gain is noise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,15 +12,23 @@ from torch import Tensor, nn
 from batchnorm.calling import call_with
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.graph import check_forward, check_ready
-from batchnorm.nested import few_samples, fresh, tensors_in
+from batchnorm.nested import few_samples, tensors_in
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate
-from batchnorm.transforms.choices import Within, with_same_choices
+from batchnorm.transforms.choices import with_same_choices
+from batchnorm.transforms.outputs import (
+    KINKS,
+    ROUNDED,
+    TOLERANCE,
+    Forward,
+    by_rounding,
+    difference,
+    dtypes_inside,
+    kinds_of,
+    like,
+    outputs_of,
+)
 from batchnorm.transforms.stages import stage
-
-Forward = Callable[[nn.Module, Any], Any]
-# Of the largest output: what rounding may do to a deep network.
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 def check_tolerance(tolerance: Any, where: str) -> None:
@@ -80,25 +87,27 @@ def verify(
 
     Outputs that are all zero, or only labels, would be the same whatever happened: then what those modules make is
     compared in their place. NaN equals nothing: an example for which the model as it was gives NaN is refused, and so
-    is a model that does not give the same twice.
+    is a model that does not give the same twice. In some networks rounding alone moves the outputs by more than the
+    tolerance. So they may differ by `KINKS` times as much as they do when every parameter moves by a unit in the last
+    place, up to `ROUNDED`.
     """
     check_tolerance(tolerance, verb)
     run = forward or call_with
     allowed = _allowed(before) if tolerance is None else tolerance
-    worst, share, compared, telling, what = 0.0, 0.0, 0, False, "outputs"
+    worst, share, compared, telling, what, rounding = 0.0, 0.0, 0, False, "outputs", 0.0
     few = example if any(module.training for module in before.modules()) else few_samples(example, 2)
     for number in range(more + 1):
         stage(f"comparing outputs on input {number + 1} of {more + 1}")
         given = example if number == 0 else like(few, number)
         try:
-            old = _outputs(before, given, run)
+            old = outputs_of(before, given, run)
         except Exception:
             if number == 0:
                 raise  # the model's own mistake, in its own words
             few = example  # it may want as many samples as there are
             try:
                 given = like(example, number)
-                old = _outputs(before, given, run)
+                old = outputs_of(before, given, run)
             except Exception:
                 continue
         if number == 0:
@@ -106,14 +115,14 @@ def verify(
         elif any(_has_nan(t) for t in old):
             continue
         try:
-            new = _outputs(after, given, run)
+            new = outputs_of(after, given, run)
         except Exception as error:
             raise NotEquivalent(
                 f"the changed model raises {type(error).__name__}: {error}", where=verb, do=_KEPT
             ) from error  # fmt: skip
         if tolerance is None:
             allowed = max([allowed, *(TOLERANCE.get(t.dtype, 0.0) for t in old)])
-        absolute, relative = difference(old, new) if _kinds(old) == _kinds(new) else (math.inf, math.nan)
+        absolute, relative = difference(old, new) if kinds_of(old) == kinds_of(new) else (math.inf, math.nan)
         if not relative <= allowed and tolerance is None:
             allowed = max([allowed, *(TOLERANCE.get(d, 0.0) for d in dtypes_inside(before, given, run))])
         if not relative <= allowed:
@@ -121,6 +130,10 @@ def verify(
             found = _difference_by_same_choices(before, after, given, run, allowed)
             if found is not None:
                 (absolute, relative), what = found, "outputs, with what is sorted and selected as before,"
+        if not relative <= allowed and tolerance is None:
+            rounding = max(rounding, by_rounding(before, given, run, old, relative / KINKS))
+            if relative <= min(KINKS * rounding, ROUNDED):
+                allowed, what = relative, "outputs, which rounding moves as far,"
         worst, share, compared = max(worst, absolute), max(share, relative), compared + 1
         telling = telling or any(_tells(t) for t in old)
         if not relative <= allowed:
@@ -128,10 +141,13 @@ def verify(
             place = _parting(before, after, given, run, allowed, unchanged)
             raise NotEquivalent(
                 f"the outputs would differ by {absolute:.3g} ({relative:.2g} of the largest, allowed: {allowed:g})"
-                + (f"; they part at {place}" if place else ""),
+                + (f"; they part at {place}" if place else "")
+                + (f"; rounding moves them by {rounding:.2g}" if rounding > TOLERANCE[torch.float32] else ""),
                 where=verb,
-                do=f"{_KEPT}; allow more with tolerance= only if you know why they differ",
-            )
+                do=f"{_KEPT}; "
+                + ("give model.double(), in which they can be compared" if KINKS * rounding > ROUNDED
+                   else "allow more with tolerance= only if you know why they differ"),
+            )  # fmt: skip
     if not telling and allowed < float("inf"):
         return _inside(before, after, example, run, allowed, unchanged, verb)
     return Certificate(worst, share, allowed, compared, what)
@@ -152,13 +168,13 @@ def _difference_by_same_choices(
     stage("comparing outputs with the same choices")
     try:
         found = with_same_choices(
-            lambda within: _outputs(before, given, run, within),
-            lambda within: _outputs(after, given, run, within),
+            lambda within: outputs_of(before, given, run, within),
+            lambda within: outputs_of(after, given, run, within),
             near,
         )  # fmt: skip
     except Exception:  # choices that do not fit what the other model makes, or an operation that cannot be observed
         return None
-    if found is None or _kinds(found[0]) != _kinds(found[1]):
+    if found is None or kinds_of(found[0]) != kinds_of(found[1]):
         return None
     apart = difference(*found)
     return apart if apart[1] <= allowed else None
@@ -167,76 +183,9 @@ def _difference_by_same_choices(
 _KEPT = "the model was left as it was"
 
 
-def difference(old: list[Tensor], new: list[Tensor]) -> tuple[float, float]:
-    """Return the largest difference, absolute and as a share of the largest number.
-
-    >>> difference([torch.tensor([1.0, 4.0])], [torch.tensor([1.0, 3.0])])
-    (1.0, 0.25)
-    """
-    absolute = relative = 0.0
-    for a, b in zip(old, new, strict=True):
-        if a.numel() == 0:
-            continue
-        a, b = (torch.view_as_real(t.resolve_conj()) if t.dtype.is_complex else t for t in (a, b))
-        exact = not a.dtype.is_floating_point
-        a, b = a.double(), b.double()
-        same = (a == b) | (a.isnan() & b.isnan())
-        apart = float(torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"), posinf=float("inf")).max())
-        absolute = max(absolute, apart)
-        if exact:
-            relative = max(relative, 1.0 - float(same.double().mean()))
-            continue
-        largest = float(a[a.isfinite()].abs().max()) if bool(a.isfinite().any()) else 0.0
-        relative = max(relative, apart / largest if largest else (float("inf") if apart else 0.0))
-    return absolute, relative
-
-
-def like(example: Any, seed: int) -> Any:
-    """Return random numbers of the same shapes, means and deviations; whole numbers stay, for they may be indices.
-
-    >>> like((torch.full((2, 3), 7.0), torch.arange(3)), seed=0)[1]
-    tensor([0, 1, 2])
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(t: Tensor) -> Tensor:
-        if not t.dtype.is_floating_point or t.numel() == 0:
-            return t.clone()
-        noise = torch.randn(t.shape, generator=generator, dtype=torch.float64)
-        wide = t.detach().double().cpu()
-        deviation = wide.std() if t.numel() > 1 and float(wide.std()) > 0 else torch.tensor(1.0, dtype=torch.float64)
-        return torch.empty_like(t).copy_(noise * deviation + wide.mean())  # with the same memory format
-
-    return fresh(example, draw)
-
-
 def _allowed(model: nn.Module) -> float:
     """What the coarsest numbers that the model computes with allow."""
     return max((TOLERANCE.get(t.dtype, 0.0) for t in [*model.parameters(), *model.buffers()]), default=0.0)
-
-
-def dtypes_inside(model: nn.Module, given: Any, run: Forward = call_with) -> set[torch.dtype]:
-    """Return in which numbers modules compute on the way: under autocast, no parameter shows them.
-
-    >>> dtypes_inside(nn.Sequential(nn.Linear(3, 2).double()), torch.ones(1, 3, dtype=torch.float64))
-    {torch.float64}
-    """
-    found: set[torch.dtype] = set()
-    with untouched(model):  # which removes the hooks, too
-        for module in model.modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                module.register_forward_hook(lambda module, args, made: found.update(t.dtype for t in tensors_in(made)))
-        _outputs(model, given, run)
-    return found
-
-
-def _outputs(model: nn.Module, given: Any, run: Forward, within: Within | None = None) -> list[Tensor]:
-    """The tensors of one run. It leaves no trace in the model and the random states: the next begins as it did."""
-    with torch.inference_mode(False), torch.no_grad(), untouched(model):
-        example = fresh(given)
-        with within or nullcontext():
-            made = run(model, example)
-        return [t.detach().clone() for t in tensors_in(made)]
 
 
 def _has_nan(tensor: Tensor) -> bool:
@@ -276,13 +225,13 @@ def _first_nan(model: nn.Module, given: Any, run: Forward) -> str:
                         found.append(f" (the first to make them is {path}, a {type(module).__name__})")
 
                 module.register_forward_hook(look)
-        _outputs(model, given, run)
+        outputs_of(model, given, run)
     return "".join(found)
 
 
 def _check_steady(old: list[Tensor], model: nn.Module, given: Any, run: Forward, verb: str) -> None:
     """Refuse a model that gives something else each time, before the change is blamed for it."""
-    again = _outputs(model, given, run)
+    again = outputs_of(model, given, run)
     if [t.shape for t in old] != [t.shape for t in again] or difference(old, again)[0] > 0:
         raise BatchNormError(
             "the model as it is gives something else when it is run again with the same input and the same random "
@@ -325,12 +274,8 @@ def _inside(
 
 
 def _same_kind(old: list[Tensor], new: list[Tensor], verb: str) -> None:
-    if _kinds(old) != _kinds(new):
-        raise NotEquivalent(f"the outputs would be {_kinds(new)} instead of {_kinds(old)}", where=verb, do=_KEPT)
-
-
-def _kinds(tensors: list[Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    return [(tuple(t.shape), t.dtype) for t in tensors]
+    if kinds_of(old) != kinds_of(new):
+        raise NotEquivalent(f"the outputs would be {kinds_of(new)} instead of {kinds_of(old)}", where=verb, do=_KEPT)
 
 
 def _parting(
@@ -364,5 +309,5 @@ def _pairs(
                     module.register_forward_hook(
                         lambda module, args, result, path=path, look=look: look(path, result)  # type: ignore[misc]
                     )
-            _outputs(model, given, run)
+            outputs_of(model, given, run)
     return pairs

@@ -48,7 +48,7 @@ from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Change, Finding, Report
 from batchnorm.transforms.affine import is_norm
 from batchnorm.transforms.fold import fold
-from batchnorm.transforms.verify import TOLERANCE, difference
+from batchnorm.transforms.outputs import TOLERANCE, difference
 
 REPAIR = "bn.fold(the model before, example), which raises if the outputs differ"
 
