@@ -150,3 +150,15 @@ def test_what_cannot_be_exported_ends_in_a_sentence_and_leaves_the_file_that_was
     assert file.read_bytes() == b"the last one"
     with pytest.raises(bn.BatchNormError, match="the model is the class Branch"):
         bn.export(Branch, torch.randn(4, 3), file)
+
+
+@pytest.mark.parametrize("name", ["a;b", "a\nb", "\x1b[2J"])
+def test_names_that_the_format_lacks_end_in_a_sentence_without_torch_s_log(name, tmp_path, caplog):
+    model = nn.Sequential()
+    model.add_module(name, nn.Linear(3, 3))
+    model.add_module("norm", nn.BatchNorm1d(3))
+    with pytest.raises(bn.BatchNormError, match="lacks some characters in names of modules") as caught:
+        bn.export(model.eval(), torch.ones(4, 3), tmp_path / "model.pt2")
+    assert str(caught.value).isprintable()
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert list(tmp_path.iterdir()) == []

@@ -80,7 +80,10 @@ its statistics; call model.eval() first
             content = io.BytesIO()  # torch's writer of files ends the process where the disk is full
             torch.export.save(program, content)
             written.write_bytes(content.getvalue())
-            loaded = torch.export.load(written).module()
+            loaded = called(
+                "export: torch.export.load, given the file (its format lacks some characters in names of modules),",
+                lambda: torch.export.load(written).module(),
+            )
             got = _same_chance(lambda: call_with(loaded, fresh(example)))
         else:
             called("export: torch.onnx.export", lambda: torch.onnx.export(program, (), written, verbose=False))
@@ -132,12 +135,14 @@ def _run_onnx(file: Path, example: Any) -> list[Tensor]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """The exporters warn of their own deprecations, which a user can do nothing about."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
