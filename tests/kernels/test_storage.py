@@ -199,3 +199,38 @@ def test_tensors_that_have_no_storage_of_their_own_still_pass(path):
     )
     assert batch_norm(x.to("meta"), None, None, training=True).is_meta
     assert torch.func.vmap(lambda x: batch_norm(x, None, None, training=True))(torch.randn(2, 8, C)).shape == (2, 8, C)
+
+
+BRICKS = {
+    "renorm": lambda: bn.BatchRenorm(C),
+    **{name: lambda name=name: bn.make_norm(name, C, 2) for name in ("rms", "dyt", "filter-response")},
+    **{name: lambda name=name: bn.make_norm(name, C, 2, activation="relu") for name in ("group", "instance", "layer")},
+}
+
+
+@pytest.mark.parametrize("how", FREED)
+@pytest.mark.parametrize("brick", BRICKS)
+def test_bricks_name_what_lost_its_memory(brick, how):
+    """Elementary operations end the process here, or read what lies behind."""
+    for name in [*dict(BRICKS[brick]().named_parameters()), "running_mean", "running_var", "the input", "the residual"]:
+        layer, x, residual = BRICKS[brick](), torch.randn(8, C, 4, 4), torch.randn(8, C, 4, 4)
+        held = {
+            **dict(layer.named_parameters()),
+            **dict(layer.named_buffers()),
+            "the input": x,
+            "the residual": residual,
+        }
+        if name not in held:
+            continue
+        FREED[how](held[name].untyped_storage())
+        with pytest.raises(BatchNormError, match=f"the memory of {name} was freed"):
+            layer(x, residual)
+
+
+@pytest.mark.parametrize("brick", BRICKS)
+def test_bricks_name_what_is_no_tensor(brick):
+    x = torch.randn(8, C, 4, 4)
+    with pytest.raises(BatchNormError, match=r"the residual is a str; give a torch.Tensor, or None"):
+        BRICKS[brick]()(x, "x")
+    with pytest.raises(BatchNormError, match="the input is a NoneType"):
+        BRICKS[brick]()(None)

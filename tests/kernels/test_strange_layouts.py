@@ -201,3 +201,15 @@ def test_a_layer_with_a_strided_weight_learns_as_its_copy_does(path):
         for norm, leaf in ((layer, x.clone().requires_grad_()), (copy, x.clone().requires_grad_()))
     )
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, expected, strict=True))
+
+
+@MODES
+def test_instance_norm_with_an_activation_and_permuted_gradients(training):
+    layer, x, dy = bn.make_norm("instance", 6, 2, activation="silu"), torch.randn(1, 6, 5, 3), torch.randn(1, 6, 5, 3)
+    layer.train(training)
+    expected = None
+    for permuted in permutations(dy):
+        leaf = x.clone().requires_grad_()
+        (found,) = torch.autograd.grad(layer(leaf), leaf, permuted)
+        expected = found if expected is None else expected
+        assert torch.allclose(found, expected, atol=1e-6)

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from batchnorm.checks import check_dtypes
+from batchnorm.checks import check_dtypes, check_tensors
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels.fallback import activate
 from batchnorm.kernels.native import ACTIVATIONS
+from batchnorm.kernels.storage import check_memory
 from batchnorm.layers.batch import _Fast
 
 
@@ -49,6 +50,7 @@ class Finish(nn.Module):
             tracer = input.tracer
             arguments = (input,) if residual is None else (input, residual)
             return cast(Tensor, tracer.create_proxy("call_module", tracer.path_of_module(self), arguments, {}))
+        self._check_tensors(input, residual)
         z = self._normalize(input)
         if residual is not None:
             if not _traced() and residual.shape != z.shape:
@@ -60,6 +62,13 @@ class Finish(nn.Module):
             z = z + residual
         y = self._activate(z)
         return y.to(input.dtype) if self.keeps_dtype else y
+
+    def _check_tensors(self, input: Tensor, residual: Tensor | None) -> None:
+        where = type(self).__name__
+        check_tensors(input, None, None, None, None, residual, where)
+        if not torch.compiler.is_compiling() and not _traced():
+            for name, tensor in (*self._parameters.items(), *self._buffers.items()):
+                check_memory(tensor, name, where)
 
     def _normalize(self, input: Tensor) -> Tensor:
         return cast(Tensor, super().forward(input))  # type: ignore[misc]  # the next base's
@@ -294,7 +303,10 @@ class InstanceNorm(Finish, _InstanceNorm):
                 where=type(self).__name__,
                 do="give it the dimensions (batch, channels, positions...)",
             )
-        return self._apply_instance_norm(input)  # type: ignore[no-any-return, no-untyped-call]
+        # Of a batch of one torch may read the gradient in the wrong order, unless it has three axes (docs/upstream.md).
+        one = dims > 3 and not _traced() and input.shape[0] == 1
+        y = self._apply_instance_norm(input.flatten(2) if one else input)  # type: ignore[no-untyped-call]
+        return cast(Tensor, y.view(input.shape) if one else y)
 
 
 class InstanceNorm1d(InstanceNorm, nn.InstanceNorm1d):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batchnorm.checks import check_dimensions
+from batchnorm.checks import check_dimensions, check_tensors
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments, normalize
 from batchnorm.layers.batch import Tensors, _Fast
@@ -114,10 +114,11 @@ class BatchRenorm(_Fast):
         if not training:
             return super()._apply_to(x, residual, held, training, momentum, mask)
         where = type(self).__name__
+        weight, bias, mean, var, _ = held
+        check_tensors(x, mean, var, weight, bias, residual, where)
         check_dimensions(x, where)
         mask = None if mask is None else as_mask(mask, x, where)
         batch = moments(x, mask=mask)
-        weight, bias, mean, var, _ = held
         # As wide as a parameter would be: r and d of a bfloat16 input are not rounded to 8 bits.
         wide = torch.promote_types(x.dtype, torch.float32)
         r, d = (correction.to(wide) for correction in self._corrections(batch.mean, batch.var))
