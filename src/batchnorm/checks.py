@@ -271,8 +271,8 @@ def overlap(running_mean: Tensor, running_var: Tensor) -> bool:
     """
     rows = []
     for row in (running_mean, running_var):
-        if row.dim() != 1 or not row.data_ptr():
-            return False
+        if type(row) not in (Tensor, torch.nn.Parameter) or row.dim() != 1 or not row.data_ptr():
+            return False  # no memory of its own: torch warns whoever asks a fake tensor for its address
         size, step, start = row.shape[0], row.stride(0) * row.element_size(), row.data_ptr()
         if step == 0 and size > 1:
             return True

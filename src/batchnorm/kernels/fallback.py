@@ -91,7 +91,9 @@ def readable_gradient(y: Tensor) -> Tensor:
     >>> y = readable_gradient(F.batch_norm(x, None, None, training=True))
     >>> y.mT.permute(0, 2, 3, 1).square().sum().backward()
     """
-    if y.requires_grad and y.dim() in (4, 5) and 1 in y.shape and not (torch.compiler.is_compiling() or _recorded()):
+    if torch.compiler.is_compiling() or _recorded():  # before any size is read, which a tracer would write down
+        return y
+    if y.requires_grad and y.dim() in (4, 5) and 1 in y.shape:
         y.register_hook(readable)  # type: ignore[no-untyped-call]
     return y
 

@@ -171,6 +171,8 @@ class _Fast(_BatchNorm):
                 mean = var = batches = None
             y, finite = self._apply_to(input, residual, Tensors(weight, bias, mean, var, batches), True, momentum, mask)
         else:
+            if update and torch.compiler.is_compiling():  # torch 2.7 wants to find them as they were, in backward
+                mean, var = mean.clone(), var.clone()
             y, finite = self._apply_to(input, residual, Tensors(weight, bias, mean, var), False, 0.0, mask)
             if update:
                 finite = self._observe(input, momentum, mask)
