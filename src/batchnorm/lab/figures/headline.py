@@ -1,16 +1,17 @@
-"""What a race came to, in three figures."""
+"""The first screen: one sentence, and the steps of every variant as bars."""
 
 from __future__ import annotations
 
 import math
 import statistics
 
+from batchnorm.lab.figures.looks import look_of_variant
 from batchnorm.lab.present import lines
 from batchnorm.lab.store import from_records
 from batchnorm.lab.summary import Row, Summary, summarise
-from batchnorm.lab.variants import BASELINE, SIGMOID, named
+from batchnorm.lab.variants import BASELINE, SAME_RATE
 from batchnorm.records import RecordFile
-from batchnorm.report.sections import Card, Headline
+from batchnorm.report.sections import Bar, Headline
 
 
 def draw(records: RecordFile) -> Headline:
@@ -19,57 +20,52 @@ def draw(records: RecordFile) -> Headline:
     >>> from batchnorm.lab.options import Options
     >>> from batchnorm.lab.store import to_records
     >>> from batchnorm.lab.summary import Result
-    >>> draw(to_records(Result(Options(), (), 450, 10), threads=2)).cards
-    ()
+    >>> draw(to_records(Result(Options(), (), 450, 10), threads=2)).title
+    'No arm was finished.'
     """
     summary = summarise(from_records(records))
     options = summary.result.options
+    lead = (
+        "One small Inception-style network reads 1,797 handwritten digits, without BN at its own best learning rate, "
+        "and with BN at 1, 5 and 30 times that rate; then both again with sigmoids."
+    )
+    if summary.target is not None:
+        lead = f"Steps to {summary.target:.1%}, the best without BN; medians of {options.seeds} seeds. {lead}"
     return Headline(
-        "What does Batch Normalization buy?",
-        "One small Inception-style network learns to read 1,797 handwritten digits, without BN at its own best "
-        "learning rate, and with BN at 1, 5 and 30 times that rate; then both again with sigmoids.",
-        tuple(card for card in (soonest(summary), highest(summary), sigmoids(summary)) if card is not None),
-        (
+        sentence(summary),
+        lead,
+        notes=(
             lines(summary)[1],
             f"Plain SGD, batches of {options.batch_size}, weights by {options.init!r}; "
             f"the baseline chose from the rates {', '.join(f'{rate:g}' for rate in options.rates)}.",
         ),
+        bars=tuple(bar(row) for row in summary.rows if row.to_best is not None),
     )
 
 
-def soonest(summary: Summary) -> Card | None:
-    """The variant with BN that needed the fewest steps to the baseline's best."""
-    known = [(row.to_best, row) for row in summary.rows if row.variant != BASELINE and row.to_best is not None]
-    steps, row = min(known, key=lambda pair: pair[0].median, default=(None, None))
-    if steps is None or row is None or math.isinf(steps.median) or steps.ratio is None:
-        return None
-    return Card(
-        f"{steps.ratio:.1f}× fewer steps",
-        f"{row.variant} to the best accuracy without BN",
-        f"{steps.median:g} steps; without BN {steps.ratio * steps.median:g}",
+def sentence(summary: Summary) -> str:
+    """Compare the networks with and without BN at one rate: no arm is picked for having been the fastest."""
+    steps = {row.variant: row.to_best for row in summary.rows}
+    if not {BASELINE, SAME_RATE} <= steps.keys():
+        return "No arm was finished."
+    plain, normed = steps[BASELINE], steps[SAME_RATE]
+    if plain is None or normed is None:
+        return "The network without Batch Normalization did not train: no ratio."
+    if normed.ratio is None or math.isinf(normed.median):
+        return f"At the same rate, with Batch Normalization: never. Without: {plain.median:,.0f} steps."
+    much = f"{normed.ratio:.1f}x fewer" if normed.ratio >= 1 else f"{1 / normed.ratio:.1f}x more"
+    return (
+        f"At the same rate, with Batch Normalization: {normed.median:,.0f} steps. Without: {plain.median:,.0f}. {much}."
     )
 
 
-def highest(summary: Summary) -> Card | None:
-    """The best accuracy with BN and the same activation, beside the one without."""
-    rows = {row.variant: row for row in summary.rows}
-    ours = [row for name, row in rows.items() if named(name).normalised and named(name).activation == "relu"]
-    if BASELINE not in rows or not ours:
-        return None
-    best = max(ours, key=middle)
-    return Card(f"{middle(best):.1%}", f"best accuracy of {best.variant}", f"without BN {middle(rows[BASELINE]):.1%}")
+def bar(row: Row) -> Bar:
+    """Draw the steps of a variant; one that never arrives has its best accuracy instead.
 
-
-def sigmoids(summary: Summary) -> Card | None:
-    """What a sigmoid network reaches with BN, beside the same without."""
-    rows = {row.variant: row for row in summary.rows}
-    if not {SIGMOID, "BN-x5-Sigmoid"} <= rows.keys():
-        return None
-    with_bn, without = middle(rows["BN-x5-Sigmoid"]), middle(rows[SIGMOID])
-    chance = f"without BN {without:.1%}; chance is {1 / summary.result.classes:.0%}"
-    return Card(f"{with_bn:.1%}", "with sigmoids and BN", chance)
-
-
-def middle(row: Row) -> float:
-    """The median over the seeds of a variant's best accuracy."""
-    return statistics.median(row.accuracies)
+    >>> bar(Row("BN-x5", 0.5, Steps((60.0,), 4.0), None, (0.9,), (0.9,), 0, 1.0)).text
+    '60'
+    """
+    median = math.inf if row.to_best is None else row.to_best.median
+    never = f"never: best {statistics.median(row.accuracies):.1%}"
+    length, text = (0.0, never) if math.isinf(median) else (median, f"{median:,.0f}")
+    return Bar(row.variant, length, text, look_of_variant(row.variant)[0])
