@@ -16,7 +16,7 @@ from batchnorm.files import write_atomically
 from batchnorm.report.moving import palette
 from batchnorm.report.sections import Line, Panel, Panels
 
-WIDE = 340  # of one chart; a page scales it to its column
+WIDE, TWO_WIDE = 340, 430  # of one chart of three in a row, or of two; a page scales it to its column
 LEFT, RIGHT, TOP, BELOW = 46, 10, 30, 38
 EDGE, GAP = 20, 26  # of the file with all of them
 DASHES = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "11 4"}
@@ -34,11 +34,11 @@ def charts(section: Panels) -> list[Markup]:
     >>> [chart.startswith("<svg ") for chart in charts(Panels("Two steps", "", (panel,)))]
     [True]
     """
-    high = section.height
+    wide, high = width(section), section.height
     return [
         Markup(
-            f'<svg class="panel" viewBox="0 0 {WIDE} {high}" role="img" aria-label="{escape(panel.title)}">'
-            f"{''.join(drawn(panel, high))}</svg>"
+            f'<svg class="panel" viewBox="0 0 {wide} {high}" role="img" aria-label="{escape(panel.title)}">'
+            f"{''.join(drawn(panel, wide, high))}</svg>"
         )
         for panel in section.panels
     ]
@@ -51,16 +51,17 @@ def picture(section: Panels) -> str:
     >>> picture(Panels("<Two> steps", "", (panel,))).count("&lt;Two&gt;")
     2
     """
-    rows = -(-len(section.panels) // section.columns)
-    wide = 2 * EDGE + min(section.columns, len(section.panels)) * (WIDE + GAP) - GAP
+    rows, each = -(-len(section.panels) // section.columns), width(section)
+    wide = 2 * EDGE + min(section.columns, max(len(section.panels), 1)) * (each + GAP) - GAP
     lines = wrapped(section.title, (wide - 2 * EDGE) // 8)
     head = 30 + 22 * len(lines)
     high = head + rows * (section.height + GAP)
     light, dark = palette()
+    places = ((index // section.columns, index % section.columns) for index in range(len(section.panels)))
     groups = "".join(
-        f'<g transform="translate({EDGE + (index % section.columns) * (WIDE + GAP)},'
-        f'{head + (index // section.columns) * (section.height + GAP)})">{"".join(drawn(panel, section.height))}</g>'
-        for index, panel in enumerate(section.panels)
+        f'<g transform="translate({EDGE + column * (each + GAP)},{head + row * (section.height + GAP)})">'
+        f"{''.join(drawn(panel, each, section.height))}</g>"
+        for panel, (row, column) in zip(section.panels, places, strict=True)
     )
     titles = "".join(text(EDGE, 34 + 22 * number, line, "title") for number, line in enumerate(lines))
     return (
@@ -80,23 +81,32 @@ def write_picture(section: Panels, path: Path) -> Path:
     return write_atomically(path, picture(section))
 
 
-def drawn(panel: Panel, high: int) -> Iterator[str]:
+def width(section: Panels) -> int:
+    """Return the width of one chart: two in a row are wider than three.
+
+    >>> width(Panels("", "", (), columns=2))
+    430
+    """
+    return TWO_WIDE if section.columns <= 2 else WIDE
+
+
+def drawn(panel: Panel, wide: int, high: int) -> Iterator[str]:
     """Draw one chart: axes, areas, lines, and the name of each line that has one.
 
-    >>> ">loss</text>" in "".join(drawn(Panel("loss", (), "step"), 200))
+    >>> ">loss</text>" in "".join(drawn(Panel("loss", (), "step"), 340, 200))
     True
     """
-    across = Scale([v for line in panel.lines for v in line.x], panel.x_log, LEFT, WIDE - RIGHT, room=0.0)
+    across = Scale([v for line in panel.lines for v in line.x], panel.x_log, LEFT, wide - RIGHT, room=0.0)
     values = [v for line in panel.lines for part in (line.y, line.low, line.high) for v in part]
     down = Scale(values, panel.y_log, high - BELOW, TOP, panel.y_range)
     yield text(8, 14, panel.title, "head")
-    yield text((LEFT + WIDE - RIGHT) / 2, high - 4, panel.x_title, "soft small middle")
+    yield text((LEFT + wide - RIGHT) / 2, high - 4, panel.x_title, "soft small middle")
     for value, label in down.ticks(max(2, (high - TOP - BELOW) // 36), panel.percent):
         at = down(value)
-        yield f'<path class="grid" d="M{LEFT},{at:.1f}H{WIDE - RIGHT}"/>'
+        yield f'<path class="grid" d="M{LEFT},{at:.1f}H{wide - RIGHT}"/>'
         yield text(LEFT - 6, at + 4, label, "soft small end")
     for value, label in across.ticks(4, False):
-        yield text(min(across(value), WIDE - RIGHT - 8), high - BELOW + 16, label, "soft small middle")
+        yield text(min(across(value), wide - RIGHT - 8), high - BELOW + 16, label, "soft small middle")
     for line in panel.lines:
         if line.low:
             path = area(across, down, line)
@@ -108,7 +118,7 @@ def drawn(panel: Panel, high: int) -> Iterator[str]:
                 f'<path class="line" d="{course(across, down, line.x, line.y)}" stroke-width="{line.width:g}"{dash} '
                 f'style="stroke:var(--{line.colour})"/>'
             )
-    yield from names(panel, across, down)
+    yield from names(panel, wide, across, down)
 
 
 class Scale:
@@ -208,25 +218,38 @@ def area(across: Callable[[float], float], down: Callable[[float], float], line:
     return f"M{'L'.join(there + back)}Z" if known else ""
 
 
-def names(panel: Panel, across: Scale, down: Scale) -> Iterator[str]:
-    """Write each line's name near its last value, one below the other where they would meet."""
-    places: list[tuple[float, str, str]] = []
+def names(panel: Panel, wide: int, across: Scale, down: Scale) -> Iterator[str]:
+    """Write each line's name near its last value, one below the other where they would meet, or where it asks for."""
+    last: list[tuple[float, str, str]] = []
     for line in panel.lines:
-        known = [v for v in (line.y or line.high) if v is not None and math.isfinite(v)]
-        if line.name and known:
-            at = min(max(down(known[-1]) + line.nudge - 6, TOP + 10), down.begin - 3)
-            places.append((at, line.colour, line.name))
-    places.sort()
-    lowest = down.begin - 3 - 15 * len(places)
-    at = -math.inf
-    for y, colour, name in places:
+        values = line.y or (line.low if line.nudge > 0 else line.high)
+        known = [(x, v) for x, v in zip(line.x, values, strict=True) if v is not None and math.isfinite(v)]
+        if not line.name or not known:
+            continue
+        x, value = known[round(line.named_at * (len(known) - 1))]
+        at = min(max(down(value) + line.nudge - 6, TOP + 10), down.begin - 3)
+        if line.named_at < 1:
+            yield written(across(x), at, line.name, line.colour, "middle")
+        else:
+            last.append((at, line.colour, line.name))
+    lowest, at = down.begin - 3 - 15 * len(last), -math.inf
+    for y, colour, name in sorted(last):
         lowest += 15
         at = min(max(y, at + 15), max(lowest, at + 15))
-        shade = f"var(--{colour}-ink,var(--{colour}))"
-        yield (
-            f'<text class="name end" x="{WIDE - RIGHT - 4}" y="{at:.0f}" style="fill:{shade};paint-order:stroke;'
-            f'stroke:var(--card);stroke-width:3px">{escape(name)}</text>'
-        )
+        yield written(wide - RIGHT - 4, at, name, colour, "end")
+
+
+def written(x: float, y: float, name: str, colour: str, anchor: str) -> str:
+    """Write a name in its color, with an edge that keeps it apart from the lines below it.
+
+    >>> "<b>" in written(0, 0, "<b>", "blue", "end")
+    False
+    """
+    shade = f"var(--{colour}-ink,var(--{colour}))"
+    return (
+        f'<text class="name {anchor}" x="{x:.0f}" y="{y:.0f}" style="fill:{shade};paint-order:stroke;'
+        f'stroke:var(--card);stroke-width:3px">{escape(name)}</text>'
+    )
 
 
 def short(value: float) -> str:
@@ -256,5 +279,7 @@ def wrapped(words: str, wide: int) -> list[str]:
 
 @cache
 def sheet() -> Markup:
-    """Return the style of the charts, for a page."""
-    return Markup("".join(f".panel {rule}" for rule in STYLE.replace("}", "}\n").splitlines()))
+    """Return the style of the charts, for a page; where they are scaled down, their words are larger."""
+    rules = "".join(f".panel {rule}" for rule in STYLE.replace("}", "}\n").splitlines())
+    larger = ".panel text,.panel .small{font-size:13.5px}.panel .head{font-size:15px}"
+    return Markup(f"{rules}@media(max-width:860px){{{larger}}}")

@@ -67,7 +67,8 @@ class Plot:
 class Line:
     """A line of a small chart, an area between ``low`` and ``high``, or both; its name is written at its end.
 
-    ``nudge`` moves the name down.
+    ``named_at`` is another place for the name: a share of the points; there it stands above the line or area, or with a
+    ``nudge`` above 0 below it. ``nudge`` moves the name down.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Line:
     high: Sequence[float | None] = ()
     opacity: float = 0.22
     nudge: float = 0.0
+    named_at: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,11 @@ def draw(records: RecordFile) -> Panels | Headline:
     dotted = f" (dotted: from {', '.join(others)})" if others else ""
     return Panels(
         sentence(outcome),
-        f"Accuracy over the steps, from {first}: the median of the seeds and their span{dotted}. Then the 15th, 50th "
+        f"Accuracy {outcome.words}, from {first}: the median of the seeds and their span{dotted}. Then the 15th, 50th "
         "and 85th percentiles of the input of a typical sigmoid, that of the median seed and unit by drift, over "
         f"{outcome.observed:,} images in evaluation mode.",
         (accuracy(outcome), *(inputs(name, track, span) for name, track in chosen.items())),
+        height=290,
         table=numbers(pair, chosen),
         notes=tuple(notes(outcome)),
     )
@@ -64,7 +65,7 @@ def accuracy(outcome: Outcome) -> Panel:
             look = {"dash": "solid" if init == first else "dot", "width": 2.2 if init == first else 1.4}
             words = name if init == first else ""
             lines.append(Line(words, curves[0].steps, median_curve(curves), COLORS[name], **band, **look))  # type: ignore[arg-type]
-    return Panel(f"accuracy {outcome.words}", tuple(lines), "training steps", percent=True)
+    return Panel("accuracy", tuple(lines), "training steps", percent=True)
 
 
 def inputs(name: str, track: Track, span: tuple[float, float]) -> Panel:

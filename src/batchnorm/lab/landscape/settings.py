@@ -57,4 +57,4 @@ class Settings:
         """
         last = math.log(self.steps or 1)
         parts = max(self.records - 1, 1)
-        return tuple(sorted({round(math.exp(last * number / parts)) for number in range(parts + 1)}))
+        return tuple(sorted({round(math.exp(last * number / parts)) for number in range(self.records)}))

@@ -1,0 +1,81 @@
+"""``batchnorm landscape``: the command itself; torch is imported only when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from batchnorm.lab.front import check_outputs, leave, watched
+from batchnorm.lab.landscape.settings import Settings
+from batchnorm.terminal import say
+
+FOLDER = Path("batchnorm-landscape")
+
+
+def landscape(
+    data: Annotated[
+        str,
+        typer.Option(
+            envvar="BATCHNORM_DATA",
+            help="A folder with MNIST's four idx files, with or without .gz. Without it, the bundled digits.",
+            metavar="DIR",
+        ),
+    ] = "",
+    seeds: Annotated[int, typer.Option(help="Seeds of both networks; 3 can just give a verdict.")] = 5,
+    steps: Annotated[int | None, typer.Option(help="Training steps. By default 2000 with --data, else 400.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Examples per step; BN takes its statistics from these.")] = 128,
+    records: Annotated[int, typer.Option(help="Measure at so many steps, evenly in log time.")] = 40,
+    rate: Annotated[float, typer.Option(help="The learning rate of both networks.")] = 0.1,
+    layers: Annotated[int, typer.Option(help="Hidden layers of both networks.")] = 8,
+    json: Annotated[Path | None, typer.Option(help="Also write every band to this file.", metavar="OUT")] = None,
+    svg: Annotated[
+        Path | None, typer.Option(help="Also write the charts as one picture, for a document.", metavar="FILE.svg")
+    ] = None,
+    threads: Annotated[
+        int, typer.Option(help="Train on so many threads; 0 takes as many as torch would. Changes no result.")
+    ] = 0,
+    out: Annotated[
+        Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")
+    ] = FOLDER,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Write the records and the page.")] = True,
+    open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Measure how smooth the loss is along the gradient, with Batch Normalization and without.
+
+    After Santurkar et al. (2018): before the recorded steps, walk along the gradient by 1/2 to 4 times the
+    learning rate; the bands of the losses and of the changes of the gradient, over training. Raw, and corrected
+    for the norm of the weights: with Batch Normalization, larger weights compute the same, but their gradients
+    are smaller, so the raw bands tell the scale of the weights, too.
+
+    Examples:
+
+      batchnorm landscape --open
+
+      batchnorm landscape --data mnist/ --rate 0.03
+
+    Seconds on the digits. Ctrl-C ends it early and keeps a network that is done.
+    """
+    check_outputs(threads, json, svg, out if report else None)
+    settings = Settings(seeds, steps, batch_size, records, rate, layers)
+
+    import torch
+    from rich.console import Console
+
+    from batchnorm.lab.landscape.figures import draw
+    from batchnorm.lab.landscape.present import lines
+    from batchnorm.lab.landscape.run import run
+    from batchnorm.lab.landscape.store import to_records
+    from batchnorm.lab.sources import load
+
+    source = load(data)
+    settings = settings.given_data(bundled=source.bundled)
+    threads, count = threads or torch.get_num_threads(), settings.steps or 0
+    with watched(Console(highlight=False), count, 2 * seeds * count) as watch:
+        outcome = run(settings, source, threads=threads, watch=watch)
+    for line in lines(outcome):
+        say(line)
+    leave(to_records(outcome, threads), draw, json=json, svg=svg, out=out if report else None, open=open)
+    if outcome.interrupted:
+        raise typer.Exit(130)
