@@ -124,6 +124,8 @@ def test_a_copy_that_diverges_leaves_the_others_in_their_places():
     curves = train(stack, members, data, steps=5, every=5)
     assert curves[1].diverged_at is not None
     assert stack.places == [0, 2]
+    stack.keep(torch.tensor([1]))
+    assert stack.places == [2]
 
 
 def test_both_networks_begin_with_the_same_weights():
