@@ -35,7 +35,7 @@ def check_inflated(file: Path) -> None:
 
 
 def check_tensors(held: Any, file: Path) -> None:
-    """Refuse tensors that are far larger than the numbers they are made of (strides of 0).
+    """Refuse tensors that are far larger than the numbers they are made of (strides of 0), and nested ones.
 
     >>> import torch
     >>> check_tensors({"w": torch.zeros(1).expand(10**12)}, Path("a.pt"))
@@ -56,6 +56,10 @@ def check_tensors(held: Any, file: Path) -> None:
         elif isinstance(value, (list, tuple)):
             waiting += [(f"{name}[{place}]", inner) for place, inner in enumerate(value)]
         elif isinstance(value, torch.Tensor):
+            if value.is_nested:  # has no shape to compare, and no number of elements
+                raise BatchNormError(
+                    f"{name or 'it'} is a nested tensor", where=str(file), do="save a plain tensor for each part of it"
+                )
             size = value.numel() * value.element_size()
             stored = value.untyped_storage().nbytes() if value.layout is torch.strided and not value.is_meta else 0
             if size > MOST and size > FACTOR * stored:

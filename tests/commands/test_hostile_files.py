@@ -358,3 +358,21 @@ def test_an_error_of_the_system_is_one_sentence(tmp_path):
     with pytest.raises(BatchNormError, match=words), replacing(tmp_path / "o.txt"):
         raise OSError(28, "No space left on device")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "odd.pt"),
+        ("check", "net.py:make", "--checkpoint", "odd.pt"),
+        (*CALIBRATE[:2], "--data", "odd.pt", "--out", "o.pt"),
+    ],
+    ids=["alone", "into", "data"],
+)
+def test_nested_tensors_have_no_shape(capsys, folder, arguments):
+    torch.save({"0.weight": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])}, "odd.pt")
+    assert run(*arguments) == 2
+    err = capsys.readouterr().err
+    assert is_one_sentence(err)
+    assert "odd.pt: 0.weight is a nested tensor" in err
