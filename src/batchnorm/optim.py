@@ -104,7 +104,7 @@ def param_groups(
 def _places(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Module, str]]:
     """Yield each place of each parameter: its name, itself, the layer it belongs to, and its name within that."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in nn.Module.named_parameters(model, remove_duplicate=False):
         path, _, tensor = name.rpartition(".")
         owner = modules[path]
         if isinstance(owner, ParametrizationList):

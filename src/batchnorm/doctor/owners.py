@@ -21,7 +21,7 @@ def owners(model: nn.Module, paths: Iterable[str], optimizers: list[Optimizer]) 
     it is in, or of the one that is in.
     """
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in nn.Module.named_parameters(model, remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     holds: dict[Optimizer, set[str]] = {}
     for optimizer in optimizers:

@@ -90,7 +90,8 @@ def weighted(model: nn.Module, layers: Layers = None, where: str = "watch") -> d
     >>> list(weighted(nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.BatchNorm1d(4))))
     ['0', '2']
     """
-    own = {path: module for path, module in model.named_modules() if any(True for _ in module.parameters(False))}
+    # Not by parameters(), which a model may define without arguments.
+    own = {path: m for path, m in model.named_modules() if any(p is not None for p in m._parameters.values())}
     if layers is None:
         return {path or _class(module): module for path, module in own.items()}
     found: dict[str, nn.Module] = {}

@@ -326,7 +326,7 @@ class Watch:
         groups = [group for each in self._optimizers for group in each.param_groups if group.get("lr") is not None]
         rates = {id(p): group["lr"] for group in groups for p in group["params"]}
         for layer, module in self._weighted.items():
-            own = dict(module.named_parameters(recurse=False))
+            own = {name: p for name, p in module._parameters.items() if p is not None}
             known = [rates[id(p)] for p in own.values() if p.dim() > 1 and id(p) in rates]
             weights = Weights(layer, own, float(known[0]) if known else None)
             self._others += self._read(quantities, weights, self._setting(layer, self.steps))

@@ -115,8 +115,8 @@ def follow(optimizers: tuple[Optimizer, ...], old: nn.Module, new: nn.Module) ->
     >>> optimizer.param_groups[0]["params"][0] is changed.weight
     True
     """
-    heirs = dict(new.named_parameters(remove_duplicate=False))
-    names = dict(old.named_parameters(remove_duplicate=False))
+    heirs = dict(nn.Module.named_parameters(new, remove_duplicate=False))
+    names = dict(nn.Module.named_parameters(old, remove_duplicate=False))
     to: Mapping[int, nn.Parameter] = {id(p): heirs[name] for name, p in names.items() if name in heirs}
     for name, parameter in names.items():
         if name in heirs and parameter.grad is not None and heirs[name].grad is None:

@@ -210,7 +210,7 @@ def _named(model: nn.Module, chosen: tuple[str, ...] | None) -> Iterator[tuple[s
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, torch.jit.ScriptModule) or not _covers(chosen, path):
             continue
-        leaf = next(module.children(), None) is None
+        leaf = not any(child is not None for child in module._modules.values())
         if (
             isinstance(module, _BatchNorm)
             or keeps_statistics(module)
@@ -286,7 +286,7 @@ def _tried(layer: nn.Module) -> str | None:
             try:
                 was, twin = prepared(layer), prepared(layer)
                 _switch_off(twin)
-                x = torch.randn(8, channels, *shape, dtype=torch.float64, device=next(layer.buffers()).device)
+                x = torch.randn(8, channels, *shape, dtype=torch.float64, device=next(iter(layer.buffers())).device)
                 expected = was.eval()(x.clone())
                 before = [t.clone() for t in statistics_of(twin).values()]
                 same = alike(twin(x.clone()), expected)

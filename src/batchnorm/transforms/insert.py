@@ -295,7 +295,7 @@ def _make(
     made = graph.values[graph.of(path)[0].outputs[0]]
     dims = 0 if _rows(graph, path) else len(made.shape) - 2
     new = make_norm(norm, _channels(graph, path), dims, **options)
-    weight = next(layer.parameters(), None)
+    weight = next(iter(layer.parameters()), None)
     new.to(device=None if weight is None else weight.device, dtype=made.dtype)
     return new.train(layer.training)
 

@@ -129,12 +129,16 @@ def _inputs(subject: Subject, before: nn.Module, layers: list[_BatchNorm]) -> di
     return seen
 
 
+def _tensors(layer: nn.Module) -> dict[str, Tensor]:
+    return {name: t for name, t in {**layer._parameters, **layer._buffers}.items() if t is not None}
+
+
 def _difference(was: _BatchNorm, now: _BatchNorm, x: Tensor | None) -> float:
     """By how much two layers differ that have the same tensors: in evaluation, and in training if nobody is waiting."""
     first, second = _alone(was), _alone(now)
-    mine = dict(first.named_parameters(recurse=False)) | dict(first.named_buffers(recurse=False))
+    mine = _tensors(first)
     with torch.no_grad():
-        for name, tensor in [*second.named_parameters(recurse=False), *second.named_buffers(recurse=False)]:
+        for name, tensor in _tensors(second).items():
             if name in mine and mine[name].shape == tensor.shape:
                 tensor.copy_(mine[name])
     together = torch.distributed.is_available() and torch.distributed.is_initialized()

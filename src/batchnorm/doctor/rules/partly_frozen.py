@@ -355,7 +355,7 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
     # A finding about an attribute names the module that has it, and the layers in it among its numbers.
     paths = list(dict.fromkeys(path for f in findings for path in f.numbers.get("layers", [f.path])))
     modules = dict(patient.model.named_modules())
-    affine = [p for path in paths for p in modules[path].parameters(recurse=False)]
+    affine = [p for path in paths for p in modules[path]._parameters.values() if p is not None]
     before = [(p, p.requires_grad, p.grad) for p in affine]
     _, report = freeze(patient.model, paths, inplace=True)
     for parameter, learnt, gradient in before:

@@ -92,7 +92,7 @@ def _in_order(model: nn.Module, batch: Any, loss: Loss, learns: set[int]) -> dic
     order: dict[str, list[Tensor]] = {}
     with untouched(model):
         for path, module in model.named_modules():
-            mine: list[Tensor] = [p for p in module.parameters(recurse=False) if id(p) in learns]
+            mine: list[Tensor] = [p for p in module._parameters.values() if p is not None and id(p) in learns]
             if mine:
                 module.register_forward_pre_hook(
                     lambda module, given, path=path, mine=mine: order.setdefault(path, mine) and None  # type: ignore[misc]
