@@ -5,6 +5,7 @@ None of them fetches weights: they are random, and those of transformers are mad
 
 import contextlib
 import functools
+import importlib.util
 
 import pytest
 import torch
@@ -109,6 +110,8 @@ TRANSFORMERS_WITHOUT = {
 @functools.cache
 def torchvision():
     """Import torchvision, whose compiled operators are missing where torch is a CPU build of its own."""
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
     library = torch.library.Library("torchvision", "DEF")
     for schema in ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
                    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"):  # fmt: skip

@@ -211,13 +211,13 @@ def test_lists_and_dictionaries_of_modules():
     assert names(bn.trace(model, X)) == ["list.1", "dict.b"]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script")
 def test_a_scripted_module_is_one_call():
     scripted = torch.jit.script(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()))
     graph = bn.trace(nn.Sequential(scripted, nn.Tanh()), X)
     assert names(graph) == ["0", "1"]
     assert graph.of("1")[0].inputs == graph.of("0")[0].outputs
-    assert not nn.modules.module._has_any_global_hook()
+    assert not nn.modules.module._global_forward_hooks
+    assert not nn.modules.module._global_forward_pre_hooks
 
 
 def test_a_wrapper_for_several_devices():

@@ -159,7 +159,6 @@ def test_a_whole_model(fails):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script")
 def test_scripted_modules_pass_through():
     scripted = torch.jit.script(nn.BatchNorm1d(3))
     with untouched(nn.Sequential(scripted)):

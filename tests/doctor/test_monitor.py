@@ -230,7 +230,6 @@ def test_a_model_that_is_called_through_a_compiled_copy_of_it_is_noticed():
     torch.compiler.reset()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_tracing_records_nothing_of_it(watched):
     log, model = Log(), network().eval()
     with watched(log, model):

@@ -160,7 +160,6 @@ def test_who_looks_at_operators_sees_torchs():
     assert any("empty" in name for name in back.names)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
 def test_a_traced_layer_is_no_constant():
     layer = bn.BatchNorm1d(64).eval()
     traced = torch.jit.trace(layer, tensor("rows"))

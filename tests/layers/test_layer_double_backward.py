@@ -126,7 +126,6 @@ def test_third_derivative(training, path):
         near(a, e, 2e-3)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, on the first use of jvp
 def test_a_frozen_gradient_of_the_gradient(path):
     """create_graph while the cotangent itself is differentiated: the derivative with respect to dy."""
     leaves, statistics = parts()

@@ -13,7 +13,6 @@ import batchnorm as bn
 
 MODES = pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
 DIMS = pytest.mark.parametrize("dims", [1, 2, 3])
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # torch's own, on the first jvp
 
 
 def quiet_pair(dims=2, mode=True, **arguments):

@@ -12,10 +12,6 @@ import batchnorm as bn
 from batchnorm import conventions
 from batchnorm.transforms.gradients import verify_gradients
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`torch.jit"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated"),
-]
 X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 VERBS = {
     "insert": lambda m, **more: bn.insert(m, X, **more),

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from fold_cases import Run, assert_folds, assert_left, assert_nothing_known, drawn, made
+from fold_cases import Run, assert_folds, assert_left, assert_nothing_known, drawn, made, without_beta
 from torch import nn
 
 import batchnorm as bn
@@ -213,7 +213,7 @@ def test_a_patched_layer():
 @pytest.mark.parametrize("norm", [
     OwnNorm, bn.BatchNorm2d, nn.SyncBatchNorm, bn.SyncBatchNorm, bn.FrozenBatchNorm, bn.BatchRenorm,
     bn.GhostBatchNorm, bn.SplitBatchNorm, lambda c: bn.BatchNorm2d(c, affine=False),
-    lambda c: nn.BatchNorm2d(c, bias=False), lambda c: nn.BatchNorm2d(c, momentum=None),
+    lambda c: without_beta(nn.BatchNorm2d(c)), lambda c: nn.BatchNorm2d(c, momentum=None),
     lambda c: bn.BatchNorm2d(c, statistics="running", update=False),
 ])  # fmt: skip
 def test_all_that_is_batch_norm_in_evaluation(norm):

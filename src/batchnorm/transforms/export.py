@@ -73,7 +73,8 @@ its statistics; call model.eval() first
     with torch.no_grad(), _quiet(), replacing(file) as written:
         program = called(
             "export: torch.export, given this model,",
-            lambda: torch.export.export(folded, args, kwargs, dynamic_shapes=dynamic_shapes),
+            # The default is strict in torch 2.7, and fails on more models.
+            lambda: torch.export.export(folded, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False),
         )
         expected = _same_chance(lambda: call_with(folded, fresh(example)))
         if file.suffix == ".pt2":
