@@ -1,11 +1,18 @@
 """What all tests share: all paths to the arithmetic, and that what a test imports from its folder is gone after it."""
 
+import signal
 import sys
 
 import pytest
 
 from batchnorm import kernels
 from batchnorm.kernels import call
+
+# A background job ignores Ctrl-C, nohup the end of the terminal, and processes that tests start would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -110,9 +110,12 @@ def check_folder(option: str, folder: Path, named: Path | None = None) -> None:
                 return
     except OSError:
         pass
-    raise BatchNormError(
-        f"{option} is {named or folder}, but {nearest} cannot be written to", do="choose another place"
+    shown = (
+        nearest.relative_to(Path.cwd())
+        if Path.cwd() in nearest.parents and not (named or folder).is_absolute()
+        else nearest
     )
+    raise BatchNormError(f"{option} is {named or folder}, but {shown} cannot be written to", do="choose another place")
 
 
 def _longest(folder: Path) -> int:

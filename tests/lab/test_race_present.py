@@ -74,6 +74,9 @@ def test_records_hold_every_curve_and_the_figures():
         "variant": "Sigmoid",
         "learning_rate": 1.0,
         "seed": 2,
+        "momentum": 0.0,
+        "schedule": "constant",
+        "clip": None,
         "diverged_at": None,
     }
     assert curves[6]["samples"] == [0.5, 0.77, None, None]

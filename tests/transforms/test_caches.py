@@ -1,5 +1,6 @@
 """What a forward keeps on a model (caches of tensors, counters) is as it was after every verb, exceptions included."""
 
+import contextlib
 import copy
 import io
 from collections import Counter, OrderedDict, deque
@@ -211,3 +212,33 @@ def test_containers_that_refer_to_themselves_and_odd_objects():
     assert len(loop) == 2
     assert dict(model.counted) == {"needed": 3}
     assert counter == {"a": 2}
+
+
+class Recorder(nn.Module):
+    """As transformers does it: the first forward adds the hooks that record outputs, and sets a flag."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.body, self.hooked = body, False
+
+    def forward(self, x):
+        recorded = []
+        self.now = recorded
+        if not self.hooked:
+            self.body.bn.register_forward_hook(lambda module, args, out: self.now.append(out))
+            self.hooked = True
+        return self.body(x) * len(recorded)
+
+
+@pytest.mark.parametrize("run_before", [False, True])
+@pytest.mark.parametrize("name", VERBS)
+def test_hooks_that_a_forward_adds_stay_together_with_their_flag(name, run_before):
+    model = Recorder(network())
+    if run_before:
+        model(X)
+    with contextlib.suppress(bn.BatchNormError):  # some cannot change such a model; they leave it alone, too
+        result = VERBS[name](model)
+        changed = result[0] if isinstance(result, tuple) else model
+        if isinstance(getattr(getattr(changed, "body", None), "bn", None), nn.Module):
+            assert len(changed.body.bn._forward_hooks) == changed.hooked
+    assert len(model.body.bn._forward_hooks) == model.hooked == run_before

@@ -17,10 +17,10 @@ from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.kernels.fallback import readable, readable_gradient
 from batchnorm.layers.batch import _Fast
 from batchnorm.nested import few_samples, fresh, tensors_in
-from batchnorm.preserve import in_mode, untouched
+from batchnorm.preserve import in_mode, parameters, untouched
 from batchnorm.records import Certificate
 from batchnorm.transforms.choices import Within, with_same_choices
-from batchnorm.transforms.outputs import KINKS, nudged
+from batchnorm.transforms.outputs import KINKS, nudge
 from batchnorm.transforms.stages import stage
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -427,7 +427,9 @@ def limit_in_float64(
 def _moved_step(before: nn.Module, example: Any, run: Forward, finish: Finish | None, seed: int) -> Step:
     """A step after every parameter was changed by a unit in the last place."""
     stage("measuring what rounding does to gradients")
-    return step(nudged(before, example, run, seed), example, run, finish)
+    with parameters(before):
+        nudge(before, example, run, seed)
+        return step(before, example, run, finish)
 
 
 def double(example: Any) -> Any:

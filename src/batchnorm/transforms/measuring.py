@@ -20,7 +20,7 @@ from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.switches import from_batch, turned
-from batchnorm.preserve import attributes
+from batchnorm.preserve import attributes, hooks
 from batchnorm.records import Change, Report, _plain
 from batchnorm.transforms.follow import scripted_norms
 from batchnorm.transforms.freeze import few_of, is_constant, is_frozen
@@ -92,6 +92,7 @@ def observing(model: nn.Module, seen: Mapping[_BatchNorm, Tally]) -> Iterator[li
 
     with ExitStack() as stack:
         stack.enter_context(attributes(model))
+        stack.enter_context(hooks(model))  # transformers adds its own in the first forward, and a flag
         model.eval()
         inspected = seen.__contains__
         stack.enter_context(turned(model, lambda layer: from_batch(layer) if layer in seen else {}, held=inspected))

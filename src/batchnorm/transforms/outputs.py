@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from batchnorm.calling import call_with
 from batchnorm.nested import fresh, tensors_in
-from batchnorm.preserve import untouched
+from batchnorm.preserve import parameters, untouched
 from batchnorm.transforms.choices import Within
 from batchnorm.transforms.stages import stage
 
@@ -115,25 +114,27 @@ def by_rounding(model: nn.Module, given: Any, run: Forward, old: list[Tensor], n
     for seed in range(3):
         if moved >= needed:
             break
-        new = outputs_of(nudged(model, given, run, seed), given, run)
+        with parameters(model):
+            nudge(model, given, run, seed)
+            new = outputs_of(model, given, run)
         moved = max(moved, difference(old, new)[1] if kinds_of(old) == kinds_of(new) else 0.0)
     return moved
 
 
-def nudged(model: nn.Module, given: Any, run: Forward, seed: int) -> nn.Module:
-    """Return a copy whose parameters have all changed by a unit in the last place of what it computes with.
+def nudge(model: nn.Module, given: Any, run: Forward, seed: int) -> None:
+    """Change all parameters by a unit in the last place of what the model computes with.
 
     >>> layer = nn.Linear(2, 2)
-    >>> torch.allclose(nudged(layer, torch.ones(1, 2), call_with, 0).weight, layer.weight, rtol=1e-6)
-    True
+    >>> before = layer.weight.detach().clone()
+    >>> nudge(layer, torch.ones(1, 2), call_with, 0)
+    >>> torch.allclose(before, layer.weight, rtol=1e-6), torch.equal(before, layer.weight)
+    (True, False)
     """
     coarse = [torch.finfo(d).eps for d in dtypes_inside(model, given, run) if d in TOLERANCE]
     draw = torch.Generator().manual_seed(seed)
-    twin = copy.deepcopy(model)
     with torch.no_grad():
-        for parameter in twin.parameters():
+        for parameter in model.parameters():
             if parameter.dtype.is_floating_point:
                 noise = torch.randn(parameter.shape, generator=draw, dtype=torch.float32).to(parameter.device)
                 unit = max([torch.finfo(parameter.dtype).eps, *coarse])
                 parameter.copy_(parameter.double() * (1 + unit * noise.double()))
-    return twin
