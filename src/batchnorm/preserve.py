@@ -278,20 +278,26 @@ def hooks(model: nn.Module, modules: Modules = None) -> Iterator[None]:
     >>> len(layer._forward_hooks)
     0
     """
-    before = [
-        (module, {name: dict(getattr(module, name)) for name in _HOOKS if hasattr(module, name)})
-        for module in modules or model.modules()
-    ]
+    kept = list(modules or model.modules())
+    before = {(i, name): dict(now) for i, name, now in _hooks_of(kept) if now}  # few of them have any
 
     def restore() -> None:
-        for module, own in before:
-            for name, entries in own.items():
-                now = getattr(module, name)
+        for i, name, now in _hooks_of(kept):
+            entries = before.get((i, name))
+            if now or entries:
                 now.clear()
-                now.update(entries)
+                now.update(entries or {})
 
     with putting_back(restore):
         yield
+
+
+def _hooks_of(modules: list[nn.Module]) -> Iterator[tuple[int, str, Any]]:
+    for i, module in enumerate(modules):
+        own = vars(module)
+        for name in _HOOKS:
+            if (now := own.get(name)) is not None:
+                yield i, name, now
 
 
 @contextmanager

@@ -300,3 +300,31 @@ def test_no_gradients_are_claimed_where_none_were_compared():
     assert report.gradients is None
     _, report = bn.drop_bias(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), torch.randn(1, 3))
     assert report.gradients is None
+
+
+class Counted(nn.Sequential):
+    runs = 0
+
+    def forward(self, x):
+        Counted.runs += 1
+        return super().forward(x)
+
+
+def test_where_no_bias_is_cancelled_nothing_is_compared():
+    model, x = Counted(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4)), torch.randn(4, 3, 6, 6)
+    Counted.runs = 0
+    lean, report = bn.drop_bias(model, x)
+    assert (report.changes, report.certificate, report.gradients) == ((), None, None)
+    assert Counted.runs <= 2
+    assert torch.equal(lean.eval()(x), model.eval()(x))
+
+
+def test_outputs_with_batch_statistics_are_compared_where_gradients_cannot_be(monkeypatch):
+    from batchnorm.transforms import drop_bias as module
+
+    compared = []
+    kept = module.verify
+    monkeypatch.setattr(module, "verify", lambda *a, verb, **more: compared.append(verb) or kept(*a, verb=verb, **more))
+    monkeypatch.setattr(module, "_verify_gradients", lambda *given: None)
+    bn.drop_bias(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), torch.randn(8, 3))
+    assert compared == ["drop_bias", "drop_bias, with batch statistics"]

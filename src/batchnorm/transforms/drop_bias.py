@@ -97,17 +97,36 @@ def drop_bias(
             do="replace these BN layers by torch's or ours",
         )  # fmt: skip
     touched = {change.path for change in changes}
+    certificate = gradients = None
+    if changes:
+        certificate, gradients = _certificates(model, before, lean, touched, cancelled, example, forward, tolerance)
+    kept = {id(p) for p in lean.parameters()}
+    carry_over(optimizers, {id(p): memo[id(p)] if id(memo[id(p)]) in kept else None for p in model.parameters()})
+    left_behind(model, lean, "drop_bias")
+    return lean, Report(tuple(changes), left, certificate, gradients)
+
+
+def _certificates(
+    model: nn.Module,
+    before: nn.Module,
+    lean: nn.Module,
+    touched: set[str],
+    cancelled: dict[str, str],
+    example: Any,
+    forward: Forward | None,
+    tolerance: float | None,
+) -> tuple[Certificate, Certificate | None]:
+    """Compare outputs in evaluation, and a step."""
     with untouched(lean):
         certificate = verify(
             before, in_mode(lean, False), example, verb="drop_bias", forward=forward, tolerance=tolerance,
             unchanged=lambda path: path not in touched,
         )  # fmt: skip
-        trains = _verify_with_batch_statistics(before, lean, example, forward, tolerance, touched)
+        trains = _takes_batches(before, example, forward)
     gradients = _verify_gradients(model, lean, cancelled, example, forward, tolerance) if trains else None
-    kept = {id(p) for p in lean.parameters()}
-    carry_over(optimizers, {id(p): memo[id(p)] if id(memo[id(p)]) in kept else None for p in model.parameters()})
-    left_behind(model, lean, "drop_bias")
-    return lean, Report(tuple(changes), left, certificate, gradients)
+    if trains and gradients is None:
+        _verify_with_batch_statistics(before, lean, example, forward, tolerance, touched)
+    return certificate, gradients
 
 
 def _paths(model: nn.Module, modules: Iterable[str]) -> set[str]:
@@ -237,6 +256,16 @@ def _unfit(norm: _BatchNorm) -> str:
     return ""
 
 
+def _takes_batches(model: nn.Module, example: Any, forward: Forward | None) -> bool:
+    """Whether the example is large enough for batch statistics: more than one value per channel."""
+    with use_batch_statistics(model), untouched(model), torch.no_grad():
+        try:
+            (forward or call_with)(model, copy.deepcopy(example))
+        except (ValueError, BatchNormError):
+            return False
+    return True
+
+
 def _verify_with_batch_statistics(
     before: nn.Module,
     after: nn.Module,
@@ -244,21 +273,15 @@ def _verify_with_batch_statistics(
     forward: Forward | None,
     tolerance: float | None,
     touched: set[str],
-) -> bool:
-    """Compare the two as in training, but without dropout; False, and not compared, if the example is too small."""
-    with use_batch_statistics(before), use_batch_statistics(after):
-        try:
-            with untouched(before), torch.no_grad():
-                (forward or call_with)(before, copy.deepcopy(example))
-        except (ValueError, BatchNormError):  # one value per channel
-            return False
-        dtypes = [p.dtype for p in after.parameters()]
-        allowed = max([TOLERANCE.get(d, 0.0) for d in dtypes], default=0.0) if tolerance is None else tolerance
+) -> None:
+    """Compare the two as in training, but without dropout."""
+    dtypes = [p.dtype for p in after.parameters()]
+    allowed = max([TOLERANCE.get(d, 0.0) for d in dtypes], default=0.0) if tolerance is None else tolerance
+    with untouched(after), use_batch_statistics(before), use_batch_statistics(after):
         verify(
-            before, after, example, verb="drop_bias, with batch statistics", forward=forward,
-            tolerance=allowed * _IN_BATCH_MODE, more=0, unchanged=lambda path: path not in touched,
+            in_mode(before, False), in_mode(after, False), example, verb="drop_bias, with batch statistics",
+            forward=forward, tolerance=allowed * _IN_BATCH_MODE, more=0, unchanged=lambda path: path not in touched,
         )  # fmt: skip
-    return True
 
 
 def _verify_gradients(
