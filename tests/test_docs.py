@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -53,6 +54,17 @@ def test_the_figures_of_the_readme_are_those_of_the_pages():
 
 def test_the_readme_is_short():
     assert len(TEXT.split()) < 700
+
+
+@pytest.mark.parametrize("command", ["figure1", "landscape"])
+def test_pictures_tell_the_figures_of_their_text(command):
+    """Each was made by the command below it, and the guide tells what is its title."""
+    title = ElementTree.parse(ROOT / f"docs/{command}.svg").findtext("{http://www.w3.org/2000/svg}title")
+    guide = (ROOT / "docs/understand.md").read_text(encoding="utf-8")
+    (section,) = re.findall(rf"\n### [^#]*?{command}\.svg.*?(?=\n##)", guide, re.DOTALL)
+    figures = re.findall(r"\d+(?:\.\d+)?", title)
+    assert len(figures) >= 4
+    assert [figure for figure in figures if figure not in section] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

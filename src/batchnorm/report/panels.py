@@ -22,7 +22,7 @@ EDGE, GAP = 20, 26  # of the file with all of them
 DASHES = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "11 4"}
 STYLE = (
     "text{fill:var(--text);font-size:12px}.soft{fill:var(--soft)}.small{font-size:11px}.middle{text-anchor:middle}"
-    ".end{text-anchor:end}.head{font-size:13.5px;font-weight:650}.name{font-weight:650}.title{font-size:17px;"
+    ".end{text-anchor:end}.head{font-size:13.5px;font-weight:650}.name{font-weight:650}.title{font-size:16px;"
     "font-weight:650}.grid{stroke:var(--line)}.card{fill:var(--card)}.line{fill:none;stroke-linejoin:round}"
 )
 
@@ -53,7 +53,7 @@ def picture(section: Panels) -> str:
     """
     rows, each = -(-len(section.panels) // section.columns), width(section)
     wide = 2 * EDGE + min(section.columns, max(len(section.panels), 1)) * (each + GAP) - GAP
-    lines = wrapped(section.title, (wide - 2 * EDGE) // 8)
+    lines = wrapped(section.title, (wide - 2 * EDGE) // 10)
     head = 30 + 22 * len(lines)
     high = head + rows * (section.height + GAP)
     light, dark = palette()
