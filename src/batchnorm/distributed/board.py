@@ -8,6 +8,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+_TAKEN_DOWN = b"-"  # instead of deleting: reading a key that another rank has just deleted would wait for it
+
 
 class Board:
     """A place in the store of the process group where every rank puts numbers up, and reads those of the others.
@@ -53,10 +55,10 @@ class Board:
         return rows
 
     def clear(self) -> None:
-        """Take this rank's entries away, so that a later board of this name does not find them."""
+        """Take this rank's entries down, so that a later board of this name does not find them."""
         for entry in (0, 1):
             if self.store is not None:
-                self._try(self.store.delete_key, self._key(self.rank, entry))
+                self._try(self.store.set, self._key(self.rank, entry), _TAKEN_DOWN)
 
     def _key(self, rank: int, entry: int) -> str:
         return f"{self.name}/{rank}/{entry % 2}"
