@@ -135,8 +135,15 @@ if __name__ == "__main__":
             children[name, rank] = start(name, rank, folder, port)
     pathlib.Path(folder, "pids.json").write_text(json.dumps({f"{n} {r}": pid for (n, r), pid in children.items()}))
     until = time.monotonic() + 60
+    while children and time.monotonic() < until:
+        for (name, rank), child in [*children.items()]:
+            if os.waitpid(child, os.WNOHANG) != (0, 0):
+                del children[name, rank]
+        for name, (what, victims, _) in SCENARIOS.items():
+            if what is stopped and {rank for other, rank in children if other == name} <= set(victims):
+                for rank in victims:
+                    if (name, rank) in children:
+                        os.kill(children[name, rank], signal.SIGKILL)
+        time.sleep(0.05)
     for child in children.values():
-        while os.waitpid(child, os.WNOHANG) == (0, 0):
-            if time.monotonic() > until:
-                os.kill(child, signal.SIGKILL)  # one that is stopped, for example
-            time.sleep(0.05)
+        os.kill(child, signal.SIGKILL)

@@ -1,8 +1,10 @@
 """Start the ranks of a test as real processes with torchrun's module, on the loopback, and read what they found."""
 
+import contextlib
 import json
 import os
 import pathlib
+import random
 import socket
 import subprocess
 import sys
@@ -14,9 +16,12 @@ SOURCE = pathlib.Path(batchnorm.__file__).parent.parent  # the one under test, k
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on, below those that the system gives to outgoing connections, which could take it."""
+    while True:
+        port = random.SystemRandom().randrange(16_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def launch(script, ranks, folder, *arguments, timeout=150):

@@ -35,7 +35,9 @@ STORIES = {
 @pytest.fixture(scope="module")
 def fates(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fates")
-    ports = [str(ranks.free_port()) for _ in fate_checks.NAMES]
+    ports = set()
+    while len(ports) < len(fate_checks.NAMES):
+        ports.add(str(ranks.free_port()))
     path = os.pathsep.join([str(ranks.SOURCE), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, ranks.HERE / "fate_checks.py", folder, *ports]

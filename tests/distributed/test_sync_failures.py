@@ -30,7 +30,8 @@ def test_the_others_are_told_which_rank_layer_and_step(launched, scenario, rank)
     told = found[rank][scenario]["told"]
     for words in STORIES[scenario]:
         assert words in told, told
-    assert f"rank {2 - rank} " not in told, "a rank that waits as well is not to blame"
+    blame = [part for part in told.split(";") if "has ended since" not in part]  # as it may, once it was told
+    assert not [part for part in blame if f"rank {2 - rank} " in part], "a rank that waits as well is not to blame"
     assert found[rank][scenario]["seconds"] < failure_checks.TIMEOUT + 1  # a hang would be there for longer
 
 
