@@ -8,10 +8,11 @@ from depth_examples import SETTINGS, curve, depth, entry, outcome, plain, whole
 
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.depth.arms import TUNING_SEEDS, Settings, arm_named, parse_depths
-from batchnorm.lab.depth.claims import CLAIMS, NOT_JUDGED, claims
+from batchnorm.lab.depth.claims import CLAIMS, claims
 from batchnorm.lab.depth.outcome import choose_rate, depth_of, depths_of, smoothed
 from batchnorm.lab.depth.present import answer, as_text, bars, edges, notes, sentence
 from batchnorm.lab.depth.store import from_records, to_records
+from batchnorm.lab.verdict import NOT_JUDGED
 from batchnorm.records import RecordFile
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,7 +7,7 @@ that asks every seed of the one to be sooner than every seed of the other; with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from batchnorm.lab.curves import best_accuracy
@@ -15,6 +15,7 @@ from batchnorm.lab.summary import SHARE, TRAINED, Lane, Steps, Summary
 from batchnorm.lab.variants import BASELINE, RAISED_RATE, SAME_RATE, SIGMOID
 
 CONFIRMED, REFUTED, INCONCLUSIVE = "confirmed", "refuted", "inconclusive"
+NOT_JUDGED = "not judged"
 SURE = 0.05
 FEWEST_SEEDS = 3
 
@@ -26,6 +27,21 @@ class Verdict:
     claim: str
     outcome: str
     evidence: str
+
+
+def with_enough_seeds(claims: Sequence[str], judged: Iterable[tuple[str, str]], seeds: int) -> list[Verdict]:
+    """Put each claim beside its verdict and evidence; from fewer than three seeds nothing is judged.
+
+    >>> with_enough_seeds(["it is faster"], [("confirmed", "2 steps, 20 steps")], seeds=2)
+    [Verdict(claim='it is faster', outcome='not judged', evidence='it takes 3 seeds; 2 steps, 20 steps')]
+    """
+    few = seeds < FEWEST_SEEDS
+    return [
+        Verdict(claim, NOT_JUDGED, f"it takes {FEWEST_SEEDS} seeds; {evidence}")
+        if few and outcome != NOT_JUDGED
+        else Verdict(claim, outcome, evidence)
+        for claim, (outcome, evidence) in zip(claims, judged, strict=True)
+    ]
 
 
 def chance_of_sooner(first: Steps, second: Steps) -> float:

@@ -21,16 +21,16 @@ from batchnorm.lab.depth.outcome import Depth, Outcome, depth_of, depths_of, smo
 from batchnorm.lab.summary import TRAINED, Steps
 from batchnorm.lab.verdict import (
     CONFIRMED,
-    FEWEST_SEEDS,
     INCONCLUSIVE,
+    NOT_JUDGED,
     REFUTED,
     Verdict,
     chance_of_sooner,
     sooner,
     together,
+    with_enough_seeds,
 )
 
-NOT_JUDGED = "not judged"
 CLOSE = 1.5
 CLAIMS = (
     "With Batch Normalization the network needs fewer steps",
@@ -49,12 +49,7 @@ def claims(outcome: Outcome) -> list[Verdict]:
     """
     depth = depth_of(outcome, outcome.settings.headline)
     judged = (fewer_steps(depth), raised_rate(depth), divergence(outcome), growth(outcome), scalar(depth))
-    found = []
-    for claim, (verdict, evidence) in zip(CLAIMS, judged, strict=True):
-        if verdict != NOT_JUDGED and outcome.settings.seeds < FEWEST_SEEDS:
-            verdict, evidence = NOT_JUDGED, f"it takes {FEWEST_SEEDS} seeds; {evidence}"
-        found.append(Verdict(claim, verdict, evidence))
-    return found
+    return with_enough_seeds(CLAIMS, judged, outcome.settings.seeds)
 
 
 def fewer_steps(depth: Depth | None) -> tuple[str, str]:

@@ -264,7 +264,7 @@ def little_gain(depths: list[Depth]) -> str:
     at_same = f", and {ratio_or_never(same)} at the same rate" if same is not None else ""
     return (
         f"Where it buys little: at {depth.blocks} blocks {ratio:.1f}x{at_same}. A network that bears a high rate "
-        "without BN gains little from it. `batchnorm race --network inception` is another such network."
+        "without BN gains little from it. Another such network: batchnorm race --network inception."
     )
 
 

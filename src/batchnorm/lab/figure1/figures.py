@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from batchnorm.lab.curves import median_curve
-from batchnorm.lab.figure1.outcome import NOT_JUDGED, Entry, Outcome, Track, accuracies, drifts, sentence
+from batchnorm.lab.figure1.outcome import Entry, Outcome, Track, accuracies, drifts, sentence
 from batchnorm.lab.figure1.present import notes
 from batchnorm.lab.figure1.settings import PLAIN, WITH
 from batchnorm.lab.figure1.store import from_records
@@ -103,7 +103,7 @@ def claims(records: RecordFile) -> Table:
         "Each by a rule that was written before the run: an exact rank test over fresh seeds.",
         ("claim", "in this run", "evidence"),
         tuple((each["claim"], each["outcome"], each["evidence"]) for each in records.summary["claims"]),
-        badges={**KINDS, NOT_JUDGED: "open"},
+        badges=KINDS,
     )
 
 

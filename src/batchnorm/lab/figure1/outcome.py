@@ -18,9 +18,8 @@ from batchnorm.lab.curves import Curve, best_accuracy
 from batchnorm.lab.depth.outcome import smoothed
 from batchnorm.lab.figure1.settings import PLAIN, WITH, Settings
 from batchnorm.lab.summary import Steps, at_rate, rates_in, typical_best
-from batchnorm.lab.verdict import FEWEST_SEEDS, Verdict, sooner
+from batchnorm.lab.verdict import NOT_JUDGED, Verdict, sooner, with_enough_seeds
 
-NOT_JUDGED = "not judged"
 CLAIMS = (
     "With Batch Normalization the network reads more",
     "The inputs of its last layer are steadier",
@@ -123,12 +122,7 @@ def claims(outcome: Outcome) -> list[Verdict]:
     """
     first, *others = (outcome.of(init) for init in outcome.settings.inits)
     judged = (reads_more(outcome, first), steadier(first), narrower(outcome, first, others[0] if others else {}))
-    found = []
-    for claim, (verdict, evidence) in zip(CLAIMS, judged, strict=True):
-        if verdict != NOT_JUDGED and outcome.settings.seeds < FEWEST_SEEDS:
-            verdict, evidence = NOT_JUDGED, f"it takes {FEWEST_SEEDS} seeds; {evidence}"
-        found.append(Verdict(claim, verdict, evidence))
-    return found
+    return with_enough_seeds(CLAIMS, judged, outcome.settings.seeds)
 
 
 def smaller(first: tuple[float, ...], second: tuple[float, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchnorm.records import RecordFile
 from batchnorm.report.sections import Table
 
-KINDS = {"confirmed": "good", "refuted": "bad", "inconclusive": "open"}
+KINDS = {"confirmed": "good", "refuted": "bad", "inconclusive": "open", "not judged": "open"}
 
 
 def draw(records: RecordFile) -> Table | None:

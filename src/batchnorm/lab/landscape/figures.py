@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from batchnorm.lab.figures.verdicts import KINDS
-from batchnorm.lab.landscape.outcome import CHANGE, LOSS, NOT_JUDGED, Outcome, figures, number, sentence
+from batchnorm.lab.landscape.outcome import CHANGE, LOSS, Outcome, figures, number, sentence
 from batchnorm.lab.landscape.present import notes
 from batchnorm.lab.landscape.settings import PLAIN, SCALED, WITH
 from batchnorm.lab.landscape.store import from_records
@@ -98,7 +98,7 @@ def claims(records: RecordFile) -> Table:
         "Each by a rule that was written before the run: an exact rank test over seeds.",
         ("claim", "in this run", "evidence"),
         tuple((each["claim"], each["outcome"], each["evidence"]) for each in records.summary["claims"]),
-        badges={**KINDS, NOT_JUDGED: "open"},
+        badges=KINDS,
     )
 
 

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 
 from batchnorm.lab.landscape.settings import PLAIN, WITH, Settings
 from batchnorm.lab.summary import Steps
-from batchnorm.lab.verdict import FEWEST_SEEDS, Verdict, sooner, together
+from batchnorm.lab.verdict import NOT_JUDGED, Verdict, sooner, together, with_enough_seeds
 
-NOT_JUDGED = "not judged"
 LOSS, CHANGE = "loss", "change"
 CLAIMS = (
     "With Batch Normalization the loss varies less along the gradient",
@@ -129,12 +128,7 @@ def claims(outcome: Outcome) -> list[Verdict]:
     corrected = [judged(outcome, what, corrected=True) for what in (LOSS, CHANGE)]
     both = NOT_JUDGED if NOT_JUDGED in [v for v, _ in corrected] else together([v for v, _ in corrected])
     words = "; ".join(dict.fromkeys(evidence for _, evidence in corrected))
-    found = []
-    for claim, (verdict, evidence) in zip(CLAIMS, (*raw, (both, words)), strict=True):
-        if verdict != NOT_JUDGED and outcome.settings.seeds < FEWEST_SEEDS:
-            verdict, evidence = NOT_JUDGED, f"it takes {FEWEST_SEEDS} seeds; {evidence}"
-        found.append(Verdict(claim, verdict, evidence))
-    return found
+    return with_enough_seeds(CLAIMS, (*raw, (both, words)), outcome.settings.seeds)
 
 
 def judged(outcome: Outcome, what: str, *, corrected: bool) -> tuple[str, str]:

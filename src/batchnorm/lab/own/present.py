@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from batchnorm.lab.depth.claims import CLAIMS, NOT_JUDGED
+from batchnorm.lab.depth.claims import CLAIMS
 from batchnorm.lab.depth.outcome import Entry, smoothed
 from batchnorm.lab.own.race import Duel, trained
 from batchnorm.lab.summary import Steps, at_rate, rates_in, steps_of, typical_best
-from batchnorm.lab.verdict import FEWEST_SEEDS, Verdict, sooner
+from batchnorm.lab.verdict import NOT_JUDGED, Verdict, sooner, with_enough_seeds
 
 
 def steps(duel: Duel) -> tuple[Steps, Steps, float] | None:
@@ -31,9 +31,7 @@ def verdict(duel: Duel) -> Verdict:
         return Verdict(CLAIMS[0], NOT_JUDGED, "the plain network did not train, or was not finished")
     without, with_bn, _ = found
     evidence = f"medians {without.median:g} without and {with_bn.median:g} with"
-    if duel.settings.seeds < FEWEST_SEEDS:
-        return Verdict(CLAIMS[0], NOT_JUDGED, f"it takes {FEWEST_SEEDS} seeds; {evidence}")
-    return Verdict(CLAIMS[0], sooner(with_bn, without), evidence)
+    return with_enough_seeds(CLAIMS[:1], [(sooner(with_bn, without), evidence)], duel.settings.seeds)[0]
 
 
 def sweep_rows(duel: Duel) -> list[tuple[float, float, float]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from batchnorm.lab.depth.arms import PAPER_NAMES
-from batchnorm.lab.depth.claims import NOT_JUDGED
 from batchnorm.lab.depth.outcome import SHARE, depth_of, depths_of
 from batchnorm.lab.depth.present import little_gain, notes, regime
 from batchnorm.lab.depth.store import from_records
@@ -26,7 +25,7 @@ def claims(records: RecordFile) -> Table | None:
         "Each by a rule that was written before the run: an exact rank test over fresh seeds, or a count of them.",
         ("claim", "in this run", "evidence"),
         tuple((each["claim"], each["outcome"], each["evidence"]) for each in found),
-        badges={**KINDS, NOT_JUDGED: "open"},
+        badges=KINDS,
     )
 
 
