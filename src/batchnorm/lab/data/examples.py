@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,12 @@ class Examples:
     validation_inputs: Tensor
     validation_labels: Tensor
     classes: int
+
+    def to(self, dtype: torch.dtype) -> Examples:
+        """Return the same examples with inputs of another type."""
+        return replace(
+            self, train_inputs=self.train_inputs.to(dtype), validation_inputs=self.validation_inputs.to(dtype)
+        )
 
 
 def examples(data: DataSet, *, held_out: bool = False, binary: bool = False, flat: bool = False) -> Examples:

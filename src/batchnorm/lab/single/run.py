@@ -18,19 +18,21 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from batchnorm.errors import BatchNormError
-from batchnorm.lab import sources
+from batchnorm.lab.data import sets
+from batchnorm.lab.data.examples import Examples, examples, hold_out
 from batchnorm.lab.runs import ranks
 from batchnorm.lab.runs.experiments import Option
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.lab.single.networks import NETWORKS
 from batchnorm.lab.train import batches
-from batchnorm.lab.trainer import CHUNK, SCHEDULES, Examples
+from batchnorm.lab.trainer import CHUNK, SCHEDULES
 from batchnorm.transforms.convert import convert
 
 NORMS = tuple(dict.fromkeys(norm for _, norms in NETWORKS.values() for norm in norms))
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 OPTIONS = (
-    Option("data", "digits", "the data set; its files are in --data or BATCHNORM_DATA", ("digits",)),
+    Option("data", "digits", "the data set; its files are in --data or BATCHNORM_DATA", tuple(spec.name for spec in sets.SETS)),
+    Option("size", 32, "pixels of an image's side, with data=imagefolder"),
     Option("network", "residual", "which network", tuple(NETWORKS)),
     Option("norm", "batch", "its norm: batch is ours, torch is torch's Batch Normalization", NORMS),
     Option("depth", 4, "how many blocks or layers"),
@@ -54,7 +56,7 @@ def check(options: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: steps is 0; give a whole number from 1 up
     """
-    for name in ("depth", "width", "batch", "steps", "every"):
+    for name in ("depth", "width", "batch", "steps", "every", "size"):
         if options[name] < 1:
             raise BatchNormError(f"{name} is {options[name]}", do="give a whole number from 1 up")
     if not (math.isfinite(options["rate"]) and options["rate"] > 0):
@@ -76,8 +78,10 @@ def run(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
     {'accuracy': 0.98, 'best_accuracy': 0.99, ...}
     """
     dtype = DTYPES[options["dtype"]]
-    source = sources.load("")
-    data = source.tuning
+    source = sets.load(options["data"], **({"size": options["size"]} if options["data"] == "imagefolder" else {}))
+    report = examples(source).to(dtype)
+    # Nothing is chosen on test images; the bundled digits have one split.
+    data = report if source.name == sets.BUNDLED else hold_out(report)
     rank, world = ranks.place()
     if options["batch"] % world:
         raise BatchNormError(
@@ -120,6 +124,7 @@ def run(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
     return {
         "accuracy": accuracy,
         "best_accuracy": best,
+        "test_accuracy": validate(network, report, rank, world),
         "data": {"name": source.name, "checksum": source.checksum},
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "headline": f"accuracy {accuracy:.1%}",
