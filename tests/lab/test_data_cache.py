@@ -147,16 +147,14 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("number", range(5))
+# A manifest in which one letter differs may still say the same.
+@pytest.mark.parametrize(("damage", "number"), [(d, n) for d in DAMAGE for n in range(5) if n or d != "garbled"])
 def test_a_damaged_cache_is_made_again(own, cache, decoded, damage, number):
     first = load("idx", own)
     kept = (first.train.images.copy(), first.test.labels.copy())
     checksum = first.checksum
     del first  # a mapped file that is cut must not be read any more
     path = files(cache)[number]
-    if damage == "garbled" and path.suffix == ".json":
-        pytest.skip("a manifest that differs by a letter is not damaged everywhere")
     DAMAGE[damage](path)
     for _ in range(2):
         again = load("idx", own)
@@ -272,9 +270,10 @@ def test_an_interrupted_build_leaves_a_cache_that_is_not_used(own, cache, monkey
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(caches, "write_manifest", interrupted)
-        load("idx", own)
+        with pytest.raises(KeyboardInterrupt):
+            load("idx", own)
     assert len(files(cache)) == 4  # arrays without a manifest
     assert load("idx", own).classes
     assert len(files(cache)) == 5

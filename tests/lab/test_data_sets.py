@@ -86,6 +86,9 @@ def test_the_variable_is_used_where_no_folder_is_given(tmp_path, monkeypatch):
         == f"BATCHNORM_DATA is {tmp_path / 'c'}, which is no folder; name the one that has your data sets"
     )
     assert load("digits").title == "digits"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("BATCHNORM_DATA", "~/b")
+    assert load("idx").title == "idx images in b"
 
 
 @pytest.mark.parametrize(

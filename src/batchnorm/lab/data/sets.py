@@ -200,10 +200,11 @@ def base_folder(folder: str | os.PathLike[str]) -> Path | None:
     given, variable = os.fspath(folder), os.environ.get(VARIABLE, "")
     if not (given or variable):
         return None
-    if not os.path.isdir(given or variable):
+    base = Path(os.path.expanduser(given or variable))
+    if not base.is_dir():
         place = given or f"{VARIABLE} is {variable}, which"
         raise BatchNormError(f"{place} is no folder", do="name the one that has your data sets")
-    return Path(given or variable)
+    return base
 
 
 def advice(spec: Spec, base: Path) -> str:
