@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ from batchnorm import interrupts
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
 from batchnorm.lab.depth.arms import DEPTHS, Settings, parse_depths
+from batchnorm.lab.front import earlier
 from batchnorm.lab.options import INITS, Options, parse_rates
 from batchnorm.report.command import announce
 from batchnorm.terminal import say
@@ -19,6 +20,7 @@ from batchnorm.terminal import say
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from batchnorm.lab.shelf import Shelf
     from batchnorm.records import RecordFile
 
 FOLDER, PAGE, SIGNAL = Path("batchnorm-race"), "report.html", "signal.jsonl"
@@ -77,6 +79,7 @@ def race(
         bool, typer.Option("--report/--no-report", help="Record the signal, and write the records and the page.")
     ] = True,
     open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder of --out.")] = False,
 ) -> None:
     """Train networks with and without Batch Normalization, and count the steps to the same accuracy.
 
@@ -95,7 +98,8 @@ def race(
 
       batchnorm race --model net.py:make --data train.npz --rates 0.01,0.03,0.1,0.3
 
-    It takes a minute or two. Ctrl-C ends it early and keeps what is done.
+    It takes a minute or two. Ctrl-C ends it early and keeps what is done; the same command goes on. A race that
+    is finished is shown again, not run again, and one with other options is not replaced without --force.
     """
     if network not in NETWORKS:
         raise BatchNormError(f"--network is {network!r}", do=f"choose one of {', '.join(NETWORKS)}")
@@ -123,25 +127,40 @@ def race(
 
     console = Console(highlight=False)
     threads = threads or torch.get_num_threads()
+    asked = options or settings
+    assert asked is not None
+    command = "race --model" if model else "race" if inception else "race --network residual"
+    about = {"command": command, **asdict(asked)}
+    found, shelf = earlier(out if report else None, "race", about, force, resumed=not model)
     if options is not None:
-        records = race_inception(options, threads, console)
+        records = race_inception(options, threads, console, found, shelf)
     elif model:
         assert settings is not None
         records = race_own(model, data, settings, threads, console)
     else:
         assert settings is not None
-        records = race_residual(settings, threads, console)
+        records = race_residual(settings, threads, console, found, shelf)
     if json is not None:
         say(f"Every curve is in {records.write(json)}.")
     interrupted = bool(records.summary["interrupted"])
     if report and records.measurements:
-        interrupted = write_race(records, out, console, open)
+        interrupted = write_race(records, out, console, open, recorded_before=found is not None)
+        if shelf is not None and not interrupted:
+            shelf.clear()
     if interrupted:
         raise typer.Exit(130)
 
 
-def race_residual(settings: Settings, threads: int, console: Console) -> RecordFile:
+def race_residual(
+    settings: Settings,
+    threads: int,
+    console: Console,
+    found: RecordFile | None = None,
+    shelf: Shelf | None = None,
+) -> RecordFile:
     """Race the residual networks, print the answer as soon as it is known and the rest at the end.
+
+    A race that was ``found`` finished is printed again; what is on the ``shelf`` is not trained again.
 
     >>> race_residual(Settings(), threads=2, console=Console())  # doctest: +SKIP
     """
@@ -152,7 +171,7 @@ def race_residual(settings: Settings, threads: int, console: Console) -> RecordF
     from batchnorm.lab.depth.present import answer, rest
     from batchnorm.lab.depth.progress import watching
     from batchnorm.lab.depth.run import planned, run
-    from batchnorm.lab.depth.store import to_records
+    from batchnorm.lab.depth.store import from_records, to_records
 
     unicode = console.encoding.startswith("utf")
     answered = []
@@ -163,12 +182,15 @@ def race_residual(settings: Settings, threads: int, console: Console) -> RecordF
             console.print(Text(line), soft_wrap=True)
 
     seen = console if console.is_terminal else Console(stderr=True, highlight=False)  # the answer comes first
-    with watching(seen, settings.steps, planned(settings)) as watch:
-        outcome = run(settings, threads=threads, watch=watch, answer=show)
+    if found is not None:
+        outcome = from_records(found)
+    else:
+        with watching(seen, settings.steps, planned(settings)) as watch:
+            outcome = run(settings, threads=threads, watch=watch, answer=show, shelf=shelf)
     if not answered:
         show(outcome)
     console.print(rest(outcome, unicode=unicode))
-    return to_records(outcome, threads)
+    return found or to_records(outcome, threads)
 
 
 def race_own(model: str, data: str, settings: Settings, threads: int, console: Console) -> RecordFile:
@@ -195,7 +217,9 @@ def race_own(model: str, data: str, settings: Settings, threads: int, console: C
     return to_records(duel, threads)
 
 
-def race_inception(options: Options, threads: int, console: Console) -> RecordFile:
+def race_inception(
+    options: Options, threads: int, console: Console, found: RecordFile | None = None, shelf: Shelf | None = None
+) -> RecordFile:
     """Race the small Inception and print its tables.
 
     >>> race_inception(Options(), threads=2, console=Console())  # doctest: +SKIP
@@ -203,16 +227,21 @@ def race_inception(options: Options, threads: int, console: Console) -> RecordFi
     from batchnorm.lab.present import report as drawn
     from batchnorm.lab.progress import watching
     from batchnorm.lab.race import run
-    from batchnorm.lab.store import to_records
+    from batchnorm.lab.store import from_records, to_records
     from batchnorm.lab.summary import summarise
 
-    with watching(console, options.steps) as watch:
-        result = run(options, threads=threads, watch=watch)
+    if found is not None:
+        result = from_records(found)
+    else:
+        with watching(console, options.steps) as watch:
+            result = run(options, threads=threads, watch=watch, shelf=shelf)
     console.print(drawn(summarise(result), unicode=console.encoding.startswith("utf")))
-    return to_records(result, threads)
+    return found or to_records(result, threads)
 
 
-def write_race(records: RecordFile, out: Path, console: Console, open: bool) -> bool:
+def write_race(
+    records: RecordFile, out: Path, console: Console, open: bool, *, recorded_before: bool = False
+) -> bool:
     """Write the records of a race, record the signal unless it was interrupted, and write the page of both.
 
     Returns whether an interrupt ended any of it.
@@ -223,6 +252,7 @@ def write_race(records: RecordFile, out: Path, console: Console, open: bool) -> 
     from batchnorm.lab.demo import recorded
     from batchnorm.lab.own.store import COMMAND as OWN_COMMAND
     from batchnorm.lab.signal import Recipe, write
+    from batchnorm.records import read
     from batchnorm.report.load import Run
     from batchnorm.report.page import write_page
 
@@ -232,8 +262,11 @@ def write_race(records: RecordFile, out: Path, console: Console, open: bool) -> 
         try:
             # A short race is one to try things out: its signal is as short.
             steps = (records.configuration.get("settings") or records.configuration["options"])["steps"]
-            signal = recorded(replace(Recipe(), steps=min(Recipe().steps, steps)), console)
-            write(signal, out / SIGNAL)
+            if recorded_before and (out / SIGNAL).exists():
+                signal = read(out / SIGNAL)
+            else:
+                signal = recorded(replace(Recipe(), steps=min(Recipe().steps, steps)), console)
+                write(signal, out / SIGNAL)
             runs.append(Run("signal", signal))
         except KeyboardInterrupt:
             interrupts.accept()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 NEVER = math.inf
 
@@ -36,6 +37,17 @@ class Curve:
     accuracy: tuple[float, ...]
     loss: tuple[float, ...]
     diverged_at: int | None = None
+
+
+def curve_of(fields: Mapping[str, Any]) -> Curve:
+    """Return a curve from its fields as JSON has them.
+
+    >>> fields = {"member": {"learning_rate": 0.1, "seed": 0}, "steps": [10], "accuracy": [None], "loss": [2.0]}
+    >>> curve_of({**fields, "diverged_at": 3}).accuracy
+    (nan,)
+    """
+    accuracy, loss = (tuple(math.nan if v is None else v for v in fields[key]) for key in ("accuracy", "loss"))
+    return Curve(Member(**fields["member"]), tuple(fields["steps"]), accuracy, loss, fields["diverged_at"])
 
 
 def best_accuracy(curve: Curve) -> float:

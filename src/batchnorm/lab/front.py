@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from batchnorm.lab.depth.run import Watch
+    from batchnorm.lab.shelf import Shelf
     from batchnorm.records import RecordFile
     from batchnorm.report.sections import Section
 
@@ -41,6 +42,54 @@ def check_outputs(threads: int, json: Path | None, svg: Path | None, out: Path |
         check_folder("--out", out)
 
 
+def earlier(
+    out: Path | None, name: str, about: Mapping[str, Any], force: bool, *, resumed: bool = True
+) -> tuple[RecordFile | None, Shelf | None]:
+    """Return what a folder holds of the same experiment: its records if it is finished, and its finished parts.
+
+    >>> earlier(None, "figure1", {"steps": 100}, force=False)
+    (None, None)
+
+    An experiment with other settings is refused: nothing is replaced without ``force``. ``resumed`` says whether one
+    that was interrupted can go on.
+    """
+    if out is None:
+        return None, None
+    from batchnorm.lab.shelf import FILE, Shelf, check_same
+    from batchnorm.records import read
+
+    file = out / f"{name}.json"
+    if force:
+        (out / FILE).unlink(missing_ok=True)
+    elif file.exists():
+        records = read(file)
+        check_same(out, about_of(records), about)
+        if not resumed:
+            raise BatchNormError(f"{out} holds this run", do="name another folder with --out, or add --force")
+        if not records.summary.get("interrupted"):
+            say(f"{out} holds this run: nothing was run again (--force does).")
+            return records, None
+    if not resumed:
+        return None, None
+    out.mkdir(parents=True, exist_ok=True)
+    shelf = Shelf(out / FILE, about)
+    if len(shelf):
+        say(f"Going on with {out}: {len(shelf)} parts are done.", error=True)
+    return None, shelf
+
+
+def about_of(records: RecordFile) -> dict[str, Any]:
+    """Return what an experiment was asked for: its command, its settings and its data.
+
+    >>> from batchnorm.records import RecordFile
+    >>> about_of(RecordFile("figure1", {"settings": {"steps": 100}, "threads": 2, "checksum": "0f"}, ()))
+    {'command': 'figure1', 'steps': 100, 'data': '0f'}
+    """
+    given = records.configuration
+    data = {"data": given["checksum"]} if "checksum" in given else {}
+    return {"command": records.command, **(given.get("settings") or given.get("options") or {}), **data}
+
+
 def watched(console: Console, steps: int, total: int) -> AbstractContextManager[Watch]:
     """Show progress on a terminal; elsewhere on stderr, so that the answer comes first in the output.
 
@@ -63,6 +112,7 @@ def leave(
     svg: Path | None,
     out: Path | None,
     open: bool,
+    shelf: Shelf | None = None,
 ) -> None:
     """Write what was asked for: the records, the charts that ``draw`` makes as a picture, the records and the page.
 
@@ -84,3 +134,5 @@ def leave(
     if out is not None:
         records.write(out / f"{records.command}.json")
         announce(write_page([Run(records.command, records)], out / PAGE), open)
+        if shelf is not None and not records.summary.get("interrupted"):
+            shelf.clear()

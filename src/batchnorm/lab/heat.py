@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 
-from batchnorm.lab.curves import Curve, Member
+from batchnorm.lab.curves import Curve, Member, best_accuracy, curve_of
+from batchnorm.lab.shelf import Shelf
 from batchnorm.lab.train import Progress
 
 LARGEST_PART = 10
@@ -65,9 +66,10 @@ class Crew:
     ...     heat.wait()
     """
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        """Use the threads of this pool."""
+    def __init__(self, pool: ThreadPoolExecutor, shelf: Shelf | None = None) -> None:
+        """Use the threads of this pool, and what a shelf has of an earlier start."""
         self.pool, self.stop, self.lock = pool, threading.Event(), threading.Lock()
+        self.shelf = shelf
 
     def start(
         self,
@@ -76,8 +78,14 @@ class Crew:
         watch: Callable[[Progress], None] | None = None,
         *,
         largest: int = LARGEST_PART,
+        name: str = "",
+        steps: int = 0,
     ) -> Heat:
-        """Begin a stack; ``watch`` sees the mean step of its networks and the best accuracy of any."""
+        """Begin a stack; ``watch`` sees the mean step of its networks and the best accuracy of any.
+
+        A part of a stack with a ``name`` is kept on the shelf when it is done, and taken from there if it was done
+        before; ``steps`` is then where it stands.
+        """
         heat = Heat(members)
         seen: dict[int, tuple[int, Progress]] = {}
 
@@ -93,8 +101,17 @@ class Crew:
                         watch(Progress(steps // len(members), best))
 
             begun = time.perf_counter()
+            key = f"{name}: {', '.join(map(str, part))}"
+            kept = self.shelf.get(key) if self.shelf is not None and name else None
             try:
-                return train_part(part, look), time.perf_counter() - begun
+                if kept is not None:
+                    curves = [curve_of(fields) for fields in kept["curves"]]
+                    look(Progress(steps, max(map(best_accuracy, curves), default=0.0)))
+                    return curves, kept["seconds"]
+                curves, seconds = train_part(part, look), time.perf_counter() - begun
+                if self.shelf is not None and name:
+                    self.shelf.put(key, {"curves": [asdict(curve) for curve in curves], "seconds": seconds})
+                return curves, seconds
             except BaseException:
                 self.stop.set()
                 raise
@@ -104,7 +121,7 @@ class Crew:
 
 
 @contextmanager
-def crew(threads: int) -> Iterator[Crew]:
+def crew(threads: int, shelf: Shelf | None = None) -> Iterator[Crew]:
     """Open a crew; torch computes on one thread in each of its workers, and as before afterwards.
 
     >>> with crew(threads=2) as workers:
@@ -115,7 +132,7 @@ def crew(threads: int) -> Iterator[Crew]:
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            workers = Crew(pool)
+            workers = Crew(pool, shelf)
             try:
                 yield workers
             except BaseException:

@@ -25,6 +25,7 @@ from batchnorm.lab.data import digits
 from batchnorm.lab.heat import Crew, Heat, crew
 from batchnorm.lab.networks.inception import Inception, NormFactory, our_norm
 from batchnorm.lab.options import Options
+from batchnorm.lab.shelf import Shelf
 from batchnorm.lab.summary import Lane, Result, best_rate
 from batchnorm.lab.train import Progress, train
 from batchnorm.lab.variants import SIGMOID, Variant, stacks
@@ -35,7 +36,14 @@ Watch = Callable[[Sequence[Variant], int, Progress], None]
 """Called after every step with the variants in training, how many networks they are and where they stand."""
 
 
-def run(options: Options, *, threads: int = 1, watch: Watch | None = None, norm: NormFactory = our_norm) -> Result:
+def run(
+    options: Options,
+    *,
+    threads: int = 1,
+    watch: Watch | None = None,
+    norm: NormFactory = our_norm,
+    shelf: Shelf | None = None,
+) -> Result:
     """Run the whole race; an interrupt ends it and keeps the variants that were done.
 
     >>> result = run(Options(steps=500))  # doctest: +SKIP
@@ -53,7 +61,7 @@ def run(options: Options, *, threads: int = 1, watch: Watch | None = None, norm:
     heats: dict[Sequence[Variant], Heat] = {}
     interrupted = False
     try:
-        with crew(threads) as workers:
+        with crew(threads, shelf) as workers:
 
             def begin(stack: Sequence[Variant], rate: float) -> None:
                 heats[stack] = start(workers, stack, options, rate, data, watch, norm)
@@ -109,7 +117,9 @@ def start(
         amounts = {"steps": options.steps, "batch_size": options.batch_size, "every": options.every}
         return train(network, part, data, watch=look, **amounts)
 
-    return workers.start(members, train_part, watch and (lambda progress: watch(stack, len(members), progress)))
+    names = ", ".join(variant.name for variant in stack)
+    see = watch and (lambda progress: watch(stack, len(members), progress))
+    return workers.start(members, train_part, see, name=names, steps=options.steps)
 
 
 def lanes_of(stack: Sequence[Variant], heat: Heat, classes: int) -> list[Lane]:

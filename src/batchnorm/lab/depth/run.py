@@ -32,6 +32,7 @@ from batchnorm.lab.depth.arms import (
 from batchnorm.lab.depth.outcome import Entry, Outcome, choose_rate, trains
 from batchnorm.lab.heat import Crew, Heat, crew
 from batchnorm.lab.networks.residual import Residual, ResidualCopies
+from batchnorm.lab.shelf import Shelf
 from batchnorm.lab.train import Progress
 from batchnorm.lab.trainer import Examples, train
 
@@ -103,7 +104,12 @@ class Race:
 
         watch = self.watch
         heat = self.workers.start(
-            members, train_part, watch and (lambda progress: watch(job, progress)), largest=largest
+            members,
+            train_part,
+            watch and (lambda progress: watch(job, progress)),
+            largest=largest,
+            name=job.title,
+            steps=settings.steps,
         )
         self.begun.append((job, heat))
         return heat
@@ -158,12 +164,13 @@ def run(
     threads: int = 1,
     watch: Watch | None = None,
     answer: Callable[[Outcome], None] = lambda outcome: None,
+    shelf: Shelf | None = None,
 ) -> Outcome:
     """Run the race; ``answer`` is called as soon as the depth of the first sentence is known.
 
     >>> outcome = run(Settings(seeds=1, steps=100, depths=(2,)))  # doctest: +SKIP
 
-    An interrupt ends it and keeps the arms that were done.
+    An interrupt ends it and keeps the arms that were done; what a ``shelf`` has is not trained again.
     """
     data, begun, processor = digits_examples(), time.perf_counter(), time.process_time()
     interrupted = False
@@ -182,7 +189,7 @@ def run(
         )
 
     try:
-        with crew(threads) as workers:
+        with crew(threads, shelf) as workers:
             race = Race(settings, data, workers, watch)
             follow(race, lambda: answer(outcome()))
     except KeyboardInterrupt:

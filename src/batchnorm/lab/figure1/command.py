@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from batchnorm.lab.figure1.settings import INITS, Settings, parse_inits
-from batchnorm.lab.front import check_outputs, leave, watched
+from batchnorm.lab.front import check_outputs, earlier, leave, watched
 from batchnorm.lab.networks.schemes import SCHEMES
 from batchnorm.lab.options import parse_rates
 from batchnorm.terminal import say
@@ -57,6 +58,7 @@ def figure1(
     ] = FOLDER,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write the records and the page.")] = True,
     open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder of --out.")] = False,
 ) -> None:
     """Follow what a sigmoid is given while its network learns, with Batch Normalization and without.
 
@@ -85,17 +87,23 @@ def figure1(
     from batchnorm.lab.figure1.figures import draw
     from batchnorm.lab.figure1.present import lines
     from batchnorm.lab.figure1.run import planned, run
-    from batchnorm.lab.figure1.store import to_records
+    from batchnorm.lab.figure1.store import COMMAND, from_records, to_records
     from batchnorm.lab.sources import load
 
     console = Console(highlight=False)
     source = load(data, binary=True)
     settings = settings.given_data(bundled=source.bundled)
     threads = threads or torch.get_num_threads()
-    with watched(console, settings.amounts[0], planned(settings)) as watch:
-        outcome = run(settings, source, threads=threads, watch=watch)
+    about = {"command": COMMAND, **asdict(settings), "data": source.checksum}
+    records, shelf = earlier(out if report else None, COMMAND, about, force)
+    if records is None:
+        with watched(console, settings.amounts[0], planned(settings)) as watch:
+            outcome = run(settings, source, threads=threads, watch=watch, shelf=shelf)
+        records = to_records(outcome, threads)
+    else:
+        outcome = from_records(records)
     for line in lines(outcome):
         say(line)
-    leave(to_records(outcome, threads), draw, json=json, svg=svg, out=out if report else None, open=open)
+    leave(records, draw, json=json, svg=svg, out=out if report else None, open=open, shelf=shelf)
     if outcome.interrupted:
         raise typer.Exit(130)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from batchnorm.lab.figure1.outcome import Entry, Outcome, Track, choose_rate
 from batchnorm.lab.figure1.settings import PLAIN, SHARES, TUNING_STEPS, WITH, Settings
 from batchnorm.lab.heat import Crew, Heat, crew
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
+from batchnorm.lab.shelf import Shelf
 from batchnorm.lab.sources import Source
 from batchnorm.lab.train import Progress
 from batchnorm.lab.trainer import Examples, train
@@ -41,7 +42,7 @@ class Figure:
     source: Source
     workers: Crew
     watch: Watch | None
-    seen: dict[tuple[str, str, int], list[Tensor]] = field(default_factory=dict)
+    tracks: dict[tuple[str, str, int], Track] = field(default_factory=dict)
 
     def start(self, init: str, name: str, members: Sequence[Member], data: Examples, steps: int) -> Heat:
         """Begin to train; networks on fresh seeds are observed."""
@@ -54,20 +55,33 @@ class Figure:
             shape |= {"width": settings.width, "layers": settings.layers}
             networks = [Layered(m.seed, normalised=name == WITH, init=init, **shape) for m in part]
             stack = LayeredCopies(networks)
+            seen: dict[int, list[Tensor]] = {}
 
             def observe(progress: Progress) -> None:
                 if data is self.source.report and (progress.step % every == 0 or progress.step == steps):
                     found = percentiles(stack.last_inputs(images))
                     for row, place in enumerate(stack.places):
                         if part[place].seed not in TUNING_SEEDS:
-                            self.seen.setdefault((init, name, part[place].seed), []).append(found[row])
+                            seen.setdefault(part[place].seed, []).append(found[row])
                 look(progress)
 
-            return train(stack, part, data, steps=steps, batch_size=settings.batch_size, every=every, watch=observe)
+            amounts = {"steps": steps, "batch_size": settings.batch_size, "every": every}
+            curves = train(stack, part, data, watch=observe, **amounts)
+            for curve in curves if data is self.source.report else ():
+                track = followed(curve, seen.get(curve.member.seed, []), settings.width)
+                self.tracks[init, name, curve.member.seed] = track
+                if self.workers.shelf is not None:
+                    self.workers.shelf.put(track_key(init, name, curve), asdict(track))
+            return curves
 
         watch = self.watch
         return self.workers.start(
-            members, train_part, watch and (lambda progress: watch(job, progress)), largest=LARGEST_PART
+            members,
+            train_part,
+            watch and (lambda progress: watch(job, progress)),
+            largest=LARGEST_PART,
+            name=f"{job.title}, {'fresh' if data is self.source.report else 'tuning'}",
+            steps=steps,
         )
 
     def sweep(self, init: str, name: str) -> Heat:
@@ -82,7 +96,26 @@ class Figure:
 
     def track(self, init: str, name: str, curve: Curve) -> Track:
         """Return what was seen of one network."""
-        return followed(curve, self.seen.get((init, name, curve.member.seed), []), self.settings.width)
+        if (init, name, curve.member.seed) in self.tracks:
+            return self.tracks[init, name, curve.member.seed]
+        assert self.workers.shelf is not None  # it was trained before a kill
+        kept = self.workers.shelf.get(track_key(init, name, curve))
+        low, middle, high = (tuple(map(number, row)) for row in kept["percentiles"])
+        return Track(curve, tuple(map(number, kept["drifts"])), kept["unit"], (low, middle, high))
+
+
+def track_key(init: str, name: str, curve: Curve) -> str:
+    """Return under which key the track of one network is kept."""
+    return f"track of {init}, {name}, {curve.member}"
+
+
+def number(value: float | None) -> float:
+    """Return a number that was kept as JSON.
+
+    >>> number(None)
+    nan
+    """
+    return float("nan") if value is None else value
 
 
 def percentiles(inputs: Tensor) -> Tensor:
@@ -140,7 +173,9 @@ def planned(settings: Settings) -> int:
     return 2 * len(settings.inits) * each
 
 
-def run(settings: Settings, source: Source, *, threads: int = 1, watch: Watch | None = None) -> Outcome:
+def run(
+    settings: Settings, source: Source, *, threads: int = 1, watch: Watch | None = None, shelf: Shelf | None = None
+) -> Outcome:
     """Train everything and return what was measured.
 
     >>> outcome = run(Settings(steps=100), load(""))  # doctest: +SKIP
@@ -151,7 +186,7 @@ def run(settings: Settings, source: Source, *, threads: int = 1, watch: Watch | 
     begun, processor, interrupted = time.perf_counter(), time.process_time(), False
     entries: list[Entry] = []
     try:
-        with crew(threads) as workers:
+        with crew(threads, shelf) as workers:
             figure = Figure(settings, source, workers, watch)
             arms = [(init, name) for init in settings.inits for name in (PLAIN, WITH)]
             sweeps = [figure.sweep(*arm) for arm in arms]

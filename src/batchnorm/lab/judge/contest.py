@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from batchnorm.lab.curves import Curve, Member, best_accuracy
+from batchnorm.lab.curves import curve_of as curve_of
 from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.depth.outcome import smoothed
 from batchnorm.lab.ensemble import Copies, Stack
@@ -123,14 +124,6 @@ def chosen(sweep: Sequence[Mapping[str, Any]]) -> float:
     """
     stable = [row for row in sweep if not row["diverged"]]
     return float(max(stable or sweep, key=lambda row: statistics.median(row["accuracies"]))["rate"])
-
-
-def curve_of(fields: Mapping[str, Any]) -> Curve:
-    """Return a curve from what `contest` keeps of it."""
-    values = {
-        key: tuple(float("nan") if value is None else value for value in fields[key]) for key in ("accuracy", "loss")
-    }
-    return Curve(Member(**fields["member"]), tuple(fields["steps"]), diverged_at=fields["diverged_at"], **values)
 
 
 def working_range(sweep: Sequence[Mapping[str, Any]], share: float = 0.9) -> list[float]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from batchnorm.lab.front import check_outputs, leave, watched
+from batchnorm.lab.front import check_outputs, earlier, leave, watched
 from batchnorm.lab.landscape.settings import Settings
 from batchnorm.terminal import say
 
@@ -41,6 +42,7 @@ def landscape(
     ] = FOLDER,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write the records and the page.")] = True,
     open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder of --out.")] = False,
 ) -> None:
     """Measure how smooth the loss is along the gradient, with Batch Normalization and without.
 
@@ -66,16 +68,22 @@ def landscape(
     from batchnorm.lab.landscape.figures import draw
     from batchnorm.lab.landscape.present import lines
     from batchnorm.lab.landscape.run import run
-    from batchnorm.lab.landscape.store import to_records
+    from batchnorm.lab.landscape.store import COMMAND, from_records, to_records
     from batchnorm.lab.sources import load
 
     source = load(data)
     settings = settings.given_data(bundled=source.bundled)
     threads, count = threads or torch.get_num_threads(), settings.steps or 0
-    with watched(Console(highlight=False), count, 2 * seeds * count) as watch:
-        outcome = run(settings, source, threads=threads, watch=watch)
+    about = {"command": COMMAND, **asdict(settings), "data": source.checksum}
+    records, shelf = earlier(out if report else None, COMMAND, about, force)
+    if records is None:
+        with watched(Console(highlight=False), count, 2 * seeds * count) as watch:
+            outcome = run(settings, source, threads=threads, watch=watch)
+        records = to_records(outcome, threads)
+    else:
+        outcome = from_records(records)
     for line in lines(outcome):
         say(line)
-    leave(to_records(outcome, threads), draw, json=json, svg=svg, out=out if report else None, open=open)
+    leave(records, draw, json=json, svg=svg, out=out if report else None, open=open, shelf=shelf)
     if outcome.interrupted:
         raise typer.Exit(130)
