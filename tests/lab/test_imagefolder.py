@@ -4,6 +4,8 @@ import os
 import pickle
 import struct
 import sys
+import threading
+import time
 import warnings
 import zlib
 
@@ -280,6 +282,23 @@ def test_a_damaged_image_of_many_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(BatchNormError, match=r"train/dog/17\.png: the image is truncated or damaged"):
         load("imagefolder", tmp_path)
+
+
+def test_the_others_are_not_decoded_after_a_damaged_image(tmp_path, monkeypatch):
+    pictures(tmp_path, train=300)
+    (tmp_path / "train" / "cat" / "0.png").write_bytes(b"")
+    decoded, threads = [], threading.active_count()
+
+    def slowly(path):
+        decoded.append(path)
+        time.sleep(0.005)
+        return decode(path)
+
+    monkeypatch.setattr(imagefolder, "decode", slowly)
+    with pytest.raises(BatchNormError, match=r"cat/0\.png: it is no image that is read \(it begins with nothing\)"):
+        load("imagefolder", tmp_path)
+    assert len(decoded) < 300
+    assert threading.active_count() == threads
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpeg", "gif", "tiff", "webp"])
