@@ -1,6 +1,7 @@
 """Small data sets on disk, in the formats in which people have them."""
 
 import numpy as np
+import pytest
 
 from batchnorm.lab.data import cifar10
 
@@ -19,8 +20,7 @@ def cifar(folder, records=20, seed=0):
 
 def pictures(folder, classes=("cat", "dog"), train=4, val=2, size=(9, 7), suffix="png", parts=("train", "val")):
     """A folder of images of a single color each, by which they can be told apart; returns the colors by path."""
-    from PIL import Image
-
+    Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     colors = {}
     for part, count in zip(parts, (train, val), strict=True):
         for label, name in enumerate(classes):

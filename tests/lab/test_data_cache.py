@@ -222,7 +222,6 @@ def test_the_place_of_the_cache(monkeypatch, tmp_path):
 
 
 def test_sizes_of_images_are_kept_apart(tmp_path, monkeypatch):
-    pytest.importorskip("PIL")
     pictures(tmp_path)
     assert [load("imagefolder", tmp_path, size=size).train.images.shape[-1] for size in (4, 6)] == [4, 6]
     with monkeypatch.context() as without:

@@ -70,7 +70,6 @@ def test_a_check_decodes_and_verifies(tmp_path, cache, monkeypatch):
 
 
 def test_folders_of_images_are_checked_at_a_size(tmp_path):
-    pytest.importorskip("PIL")
     pictures(tmp_path)
     first = run("--data", tmp_path, "--check", "imagefolder", "--size", "16")[0]
     assert first == f"images in {tmp_path.name}: 8 training and 4 test images of 3 x 16 x 16, 2 classes"

@@ -295,7 +295,6 @@ def test_a_source_is_one_of_the_sets(tmp_path):
 
 
 def test_pictures_are_examples(tmp_path):
-    pytest.importorskip("PIL")
     pictures(tmp_path, train=12)
     found = examples(load("imagefolder", tmp_path, size=8), held_out=True)
     assert found.train_inputs.shape == (20, 3, 8, 8)

@@ -4,6 +4,8 @@ import os
 import pickle
 import struct
 import sys
+import threading
+import time
 import warnings
 import zlib
 
@@ -266,10 +268,12 @@ def test_the_middle_of_an_image_is_kept(tmp_path):
     assert np.array_equal(found, pixels[:, 4:8].transpose(2, 0, 1))
 
 
-def test_a_set_that_is_too_large_is_refused_before_it_is_decoded(tmp_path):
+def test_a_set_that_is_too_large_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
     pictures(tmp_path)
-    with pytest.raises(BatchNormError, match=r"12 images of 20000 x 20000 pixels are 13 GiB, more than 4; choose a sm"):
-        load("imagefolder", tmp_path, size=20_000)
+    monkeypatch.setattr(imagefolder, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(imagefolder, "decode", lambda path: pytest.fail("an image was decoded"))
+    with pytest.raises(BatchNormError, match=r"12 images of 200 x 200 pixels are 1\.4 MB, more than 1\.0; choose a sm"):
+        load("imagefolder", tmp_path, size=200)
 
 
 def test_a_damaged_image_of_many_is_named(tmp_path):
@@ -278,6 +282,23 @@ def test_a_damaged_image_of_many_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(BatchNormError, match=r"train/dog/17\.png: the image is truncated or damaged"):
         load("imagefolder", tmp_path)
+
+
+def test_the_others_are_not_decoded_after_a_damaged_image(tmp_path, monkeypatch):
+    pictures(tmp_path, train=300)
+    (tmp_path / "train" / "cat" / "0.png").write_bytes(b"")
+    decoded, threads = [], threading.active_count()
+
+    def slowly(path):
+        decoded.append(path)
+        time.sleep(0.005)
+        return decode(path)
+
+    monkeypatch.setattr(imagefolder, "decode", slowly)
+    with pytest.raises(BatchNormError, match=r"cat/0\.png: it is no image that is read \(it begins with nothing\)"):
+        load("imagefolder", tmp_path)
+    assert len(decoded) < 300
+    assert threading.active_count() == threads
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpeg", "gif", "tiff", "webp"])

@@ -266,7 +266,7 @@ def read(place: Path, size: int = SIZE) -> Parts:
     wanted = 3 * size * size * count
     if wanted > MOST_BYTES:
         raise BatchNormError(
-            f"{count:,} images of {size} x {size} pixels are {wanted >> 30} GiB, more than {MOST_BYTES >> 30}",
+            f"{count:,} images of {size} x {size} pixels are {wanted / 1e6:,.1f} MB, more than {MOST_BYTES / 1e6:,.1f}",
             where=str(place),
             do="choose a smaller size",
         )
