@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 NAMES = (
     "algebra",
     "learning-rate",
+    "race",
+    "depth-ratio",
+    "figure1",
+    "sigmoid",
+    "same-low-lr",
+    "init",
 )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ class Terms:
     every: int = 10
     momentum: float = 0.0
     schedule: str = "constant"
+    clip: float | None = None
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
 
 
@@ -77,7 +78,7 @@ def contest(
         return curves
 
     def members_of(rates: Sequence[float], seeds: Sequence[int]) -> list[Member]:
-        return [Member(rate, seed, terms.momentum, terms.schedule) for seed in seeds for rate in rates]
+        return [Member(rate, seed, terms.momentum, terms.schedule, terms.clip) for seed in seeds for rate in rates]
 
     if saved is None:
         curves = trained(members_of(terms.rates, terms.tuning_seeds), tuning or data, 0, "choosing a rate")
