@@ -1,4 +1,6 @@
-"""A recorder that keeps nothing, for tests that call the measuring code of a claim."""
+"""A recorder without a folder, for tests that call the measuring code of a claim."""
+
+from batchnorm.lab.runs.recorder import Saved
 
 
 class Silent:
@@ -8,10 +10,10 @@ class Silent:
     done = total = 0
 
     def __init__(self):
-        self.facts = {}
+        self.facts, self.stored = {}, False  # stored: what was saved is there when it begins
 
     def restored(self):
-        return None
+        return Saved(1, {}, self.facts) if self.stored else None
 
     def progress(self, done, total, note=""):
         assert done <= total
