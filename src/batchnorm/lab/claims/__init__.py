@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     "algebra",
+    "nonlinear",
     "learning-rate",
     "race",
     "depth-ratio",
@@ -20,6 +21,7 @@ NAMES = (
     "sigmoid",
     "same-low-lr",
     "init",
+    "no-norm",
 )  # fmt: skip
 
 
