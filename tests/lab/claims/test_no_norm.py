@@ -31,8 +31,6 @@ def test_the_networks_differ_in_nothing_else():
 
 def test_an_arm_is_measured_and_clipped():
     options = {"data": "digits", "blocks": 1, "steps": 2, "seeds": 1}
-    plain, clipped, dyt = (
-        no_norm.measure({"arm": arm, **options}, Silent()) for arm in ("nothing", "clipping", "DyT")
-    )
+    plain, clipped, dyt = (no_norm.measure({"arm": arm, **options}, Silent()) for arm in ("nothing", "clipping", "DyT"))
     assert plain["sweep"] != clipped["sweep"]
     assert len(dyt["accuracies"]) == 1

@@ -21,6 +21,8 @@ NAMES = (
     "sigmoid",
     "same-low-lr",
     "init",
+    "depth",
+    "bn-only",
     "no-norm",
 )  # fmt: skip
 

@@ -73,9 +73,7 @@ def build(seed: int, factor: float, normalised: bool, inputs: int = 64) -> Layer
     >>> round(float(network.linears[1].weight.std() / (2 / 32) ** 0.5))
     10
     """
-    network = Layered(
-        seed, normalised=normalised, init="he", activation="relu", inputs=inputs, width=32, layers=LAYERS
-    )
+    network = Layered(seed, normalised=normalised, init="he", activation="relu", inputs=inputs, width=32, layers=LAYERS)
     with torch.no_grad():
         for linear in network.linears:
             linear.weight.mul_(factor)

@@ -119,7 +119,9 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     said = "Ten times the input: ten times the output in evaluation, the same output in training."
     return [
         Panels("Not linear in training", said, (panel,), columns=1, height=340),
-        Table("By how much linearity fails", "Largest defect.", ("would hold if linear", "mode", "defect"), tuple(rows)),
+        Table(
+            "By how much linearity fails", "Largest defect.", ("would hold if linear", "mode", "defect"), tuple(rows)
+        ),
     ]
 
 

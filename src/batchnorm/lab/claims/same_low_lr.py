@@ -99,9 +99,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     for key, (name, color) in names.items():
         middle = statistics.median(found[key])
         bars.append(Bar(name, middle, f"{middle:.1%}", color, f"{min(found[key]):.1%} to {max(found[key]):.1%}"))
-    lines = tuple(
-        rate_line(part.options["arm"], part.result["fresh"], COLORS[part.options["arm"]]) for part in parts
-    )
+    lines = tuple(rate_line(part.options["arm"], part.result["fresh"], COLORS[part.options["arm"]]) for part in parts)
     panel = Panel("best accuracy", lines, "learning rate", x_log=True, percent=True)
     return [
         Headline("The same rate, then a higher one", "Medians of fresh seeds and their span.", bars=tuple(bars)),
