@@ -23,6 +23,8 @@ NAMES = (
     "init",
     "depth",
     "bn-only",
+    "transformer",
+    "recurrent",
     "no-norm",
 )  # fmt: skip
 

@@ -65,7 +65,8 @@ def build(arm: str, seed: int, blocks: int, width: int = 32, inputs: int = 64) -
     network.requires_grad_(False)
     if arm == AS_MANY:
         stream = torch.Generator().manual_seed(seed + 1)
-        network.linears = nn.ModuleList(Few(linear.weight.detach(), stream) for linear in network.linears)
+        weights = [weight.detach() for linear in network.linears for weight in linear.parameters()]
+        network.linears = nn.ModuleList(Few(weight, stream) for weight in weights)
     else:
         (network.norms if arm == ONLY else network.read_out).requires_grad_()
     return network

@@ -88,9 +88,9 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     found = found_of(parts)
     lines = []
     for arm, color in COLORS.items():
-        columns = [own[arm] for own in found.values()]
-        middle = [statistics.median(column) for column in columns]
-        low, high = [min(column) for column in columns], [max(column) for column in columns]
+        seeds = [own[arm] for own in found.values()]
+        middle = [statistics.median(values) for values in seeds]
+        low, high = [min(values) for values in seeds], [max(values) for values in seeds]
         lines.append(Line(arm, list(found), middle, color, low=low, high=high))
     deepest = [part for part in parts if part.options["layers"] == max(found)]
     curves = tuple(

@@ -54,8 +54,9 @@ def small(seed: int, blocks: int) -> Residual:
     """
     network = Residual(seed, blocks=blocks, norm="none")
     with torch.no_grad():
-        for block in range(blocks):
-            network.linears[2 * block + 2].weight.mul_(blocks**-0.5)
+        for linear in list(network.linears)[2::2]:
+            for weight in linear.parameters():
+                weight.mul_(blocks**-0.5)  # biases begin at 0
     return network
 
 
@@ -162,9 +163,9 @@ CLAIM = Claim(
         "arXiv:1806.02375, arXiv:2002.10444, arXiv:1502.03167",
         f"On ImageNet, at one depth, BN-x5 needed {PAPER_RATIO} times fewer steps.",
     ),
-    rule="At each depth the ratio is, seed by seed, the steps without BN over those of the arm with BN that other seeds "
-    "chose; without BN a seed that never arrives counts as if it did at its last step. Confirmed if the 95% interval "
-    "of the median ratio at the deepest network that trains without BN, over that at the shallowest, is above 1; "
+    rule="At each depth the ratio is, seed by seed, the steps without BN over those of the arm with BN that other "
+    "seeds chose; without BN a seed that never arrives counts as if it did at its last step. Confirmed if the 95% "
+    "interval of the median ratio at the deepest network that trains without BN, over that at the shallowest, is above 1; "
     "refuted if it is below.",
     parts=parts,
     measure=measure,

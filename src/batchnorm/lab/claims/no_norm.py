@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -11,7 +11,7 @@ from torch import nn
 from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import examples
 from batchnorm.lab.depth.arms import RATES
-from batchnorm.lab.ensemble import Copies
+from batchnorm.lab.ensemble import Copies, Stack
 from batchnorm.lab.judge.arms import accuracy_bars, kept, two_panels
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.contest import Terms, contest
@@ -53,7 +53,7 @@ def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
     clip = LARGEST if "clipping" in arm else None
     terms = Terms(RATES, options["steps"], options["seeds"], clip=clip)
     inputs = report.train_inputs.shape[1]
-    stack = Copies if arm == "DyT" else ResidualCopies
+    stack: Callable[[Sequence[Residual]], Stack] = Copies if arm == "DyT" else ResidualCopies
     found = contest(
         lambda seed: build(arm, seed, options["blocks"], inputs), report, terms, recorder, tuning=tuning, stack=stack
     )
@@ -71,7 +71,8 @@ def build(arm: str, seed: int, blocks: int, inputs: int = 64) -> Residual:
         seed, blocks=blocks, norm="ours" if normed else "none", skip_init="SkipInit" in arm, inputs=inputs
     )
     if arm == "DyT":
-        network.norms = nn.ModuleList(DyT(norm.num_features) for norm in network.norms)
+        width = network.read_out.in_features
+        network.norms = nn.ModuleList(DyT(width) for _ in network.norms)
     return network
 
 

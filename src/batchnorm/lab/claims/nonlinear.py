@@ -97,7 +97,8 @@ def judge(parts: Sequence[Part]) -> Judgement:
     ]
     return judged(
         f"In training sums fail by {100 * estimates[1].value:.0f}% of the largest value and scaling by "
-        f"{100 * estimates[0].value:.0f}%; in evaluation the largest defect is {max(e.value for e in estimates[2:]):.1g}.",
+        f"{100 * estimates[0].value:.0f}%; in evaluation the largest defect is "
+        f"{max(estimate.value for estimate in estimates[2:]):.1g}.",
         estimates,
         len(values["training"]["sums"]),
     )

@@ -9,12 +9,13 @@ from typing import Any
 from batchnorm.lab.curves import Member
 from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import examples
+from batchnorm.lab.judge.arms import rate_line
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.contest import TUNING_SEEDS, chosen, swept
-from batchnorm.lab.judge.arms import rate_line
 from batchnorm.lab.judge.evidence import median, number
 from batchnorm.lab.networks.residual import Residual, ResidualCopies
 from batchnorm.lab.runs.recorder import Recorder
+from batchnorm.lab.train import Progress
 from batchnorm.lab.trainer import train
 from batchnorm.report.sections import Bar, Headline, Panel, Panels, Section
 
@@ -46,14 +47,13 @@ def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
         members = [Member(rate, seed) for seed in seeds for rate in RATES]
         if name not in found:
             own = examples(data, flat=True, held_out=name == "tuning")
-            shape = {"inputs": own.train_inputs.shape[1], "classes": own.classes}
-            norm = ARMS[options["arm"]]
-            stack = ResidualCopies([Residual(m.seed, blocks=BLOCKS, norm=norm, **shape) for m in members])
-            before, count = done, len(members)
-            curves = train(
-                stack, members, own, steps=steps, watch=lambda p: recorder.progress(before + p.step * count, total)
-            )
-            found[name] = swept(curves, RATES)
+            norm, inputs = ARMS[options["arm"]], own.train_inputs.shape[1]
+            stack = ResidualCopies([Residual(m.seed, blocks=BLOCKS, norm=norm, inputs=inputs) for m in members])
+
+            def look(progress: Progress, before: int = done, count: int = len(members)) -> None:
+                recorder.progress(before + progress.step * count, total)
+
+            found[name] = swept(train(stack, members, own, steps=steps, watch=look), RATES)
             recorder.save(len(found), {}, **found)
         done += steps * len(members)
     return found

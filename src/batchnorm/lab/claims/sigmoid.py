@@ -58,8 +58,9 @@ def build(arm: str, seed: int, inputs: int = 64) -> Layered:
     network = Layered(seed, normalised=arm == WITH, init="xavier", inputs=inputs, width=32, layers=LAYERS)
     if arm == LARGER:
         with torch.no_grad():
-            for linear in network.linears[:-1]:
-                linear.weight.mul_(GAIN)
+            for name, parameter in network.named_parameters():
+                if name.endswith("weight"):
+                    parameter.mul_(1.0 if name.startswith(f"linears.{LAYERS}.") else GAIN)
     return network
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -24,7 +24,7 @@ from batchnorm.lab.trainer import train
 
 TUNING_SEEDS = (101, 102, 103)
 SMOOTHED = 5
-Build = Callable[[int], nn.Module]
+Network = TypeVar("Network", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Terms:
 
 
 def contest(
-    build: Build,
+    build: Callable[[int], Network],
     data: Examples,
     terms: Terms,
     recorder: Recorder,
     *,
     tuning: Examples | None = None,
-    stack: Callable[[Sequence[nn.Module]], Stack] = Copies,
+    stack: Callable[[Sequence[Network]], Stack] = Copies,
     at_once: int = 30,
 ) -> dict[str, Any]:
     """Run one arm: sweep its rates on tuning seeds, choose, train fresh seeds. The result is JSON-able.
