@@ -4,13 +4,13 @@ from rules import check_rule
 from batchnorm.lab.claims import same_low_lr
 from batchnorm.lab.judge.claim import Part
 
-LOW, HIGH = 0.01, 0.3
+LOW, HIGH = 0.01, 0.3  # without BN one seed diverges from 0.1 on: 0.03 is the last stable rate, 0.01 is safe
 
 
-def rows(at_low, at_high, spread=0.0):
+def rows(at_low, at_high, spread=0.0, plain=False):
     values = {LOW: [at_low + spread * (seed - 2) for seed in range(5)], HIGH: [at_high] * 5}
     own = [
-        {"rate": rate, "accuracies": values.get(rate, [0.1] * 5), "diverged": 0 if rate in values else 1}
+        {"rate": rate, "accuracies": values.get(rate, [0.1] * 5), "diverged": int(plain and rate > 0.03)}
         for rate in same_low_lr.RATES
     ]
     return {"tuning": own, "fresh": own}
@@ -18,14 +18,14 @@ def rows(at_low, at_high, spread=0.0):
 
 def results_of(kind):
     same, raised = {"confirmed": (0.91, 0.98), "refuted": (0.97, 0.98), "inconclusive": (0.94, 0.98)}[kind]
-    return [rows(0.9, 0.2), rows(same, raised, 0.01 if kind == "inconclusive" else 0.0)]
+    return [rows(0.9, 0.2, plain=True), rows(same, raised, 0.01 if kind == "inconclusive" else 0.0)]
 
 
 def test_the_rule_gives_every_verdict():
     check_rule(same_low_lr.CLAIM, results_of)
 
 
-def test_networks_are_compared_at_the_rate_of_the_one_without_bn():
+def test_networks_are_compared_at_a_rate_that_the_one_without_bn_bears():
     options = same_low_lr.parts("quick")
     parts = [Part(own, result) for own, result in zip(options, results_of("confirmed"), strict=True)]
     low, high, found = same_low_lr.compared(parts)

@@ -117,10 +117,9 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     """Bars of accuracy, curves over steps and over rates."""
     results = {f"{p.options['arm']} ({p.result['trained']:,})": p.result for p in parts}
     colors = {f"{p.options['arm']} ({p.result['trained']:,})": COLORS[p.options["arm"]] for p in parts}
-    bars = {arm: result["accuracies"] for arm, result in results.items()}
     said = "What is trained of a random network, and how many numbers these are: medians of fresh seeds."
     return [
-        accuracy_bars("Only gamma and beta", said, bars, colors),
+        accuracy_bars("Only gamma and beta", said, results, colors),
         Panels("Every rate", "The median of the seeds and their span.", two_panels(results, colors), 1, 340),
     ]
 

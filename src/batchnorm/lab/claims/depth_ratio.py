@@ -165,8 +165,8 @@ CLAIM = Claim(
     ),
     rule="At each depth the ratio is, seed by seed, the steps without BN over those of the arm with BN that other "
     "seeds chose; without BN a seed that never arrives counts as if it did at its last step. Confirmed if the 95% "
-    "interval of the median ratio at the deepest network that trains without BN, over that at the shallowest, is above 1; "
-    "refuted if it is below.",
+    "interval of the median ratio at the deepest network that trains without BN, over that at the shallowest, is above "
+    "1; refuted if it is below.",
     parts=parts,
     measure=measure,
     judge=judge,

@@ -70,7 +70,7 @@ def build(seed: int, factor: float, normalised: bool, inputs: int = 64) -> Layer
     """Return a network whose weights, all of them, begin ``factor`` times as large as He's.
 
     >>> network = build(0, 10.0, normalised=False)
-    >>> round(float(network.linears[1].weight.std() / (2 / 32) ** 0.5))
+    >>> round(network.linears[1].weight.std().item() / (2 / 32) ** 0.5)
     10
     """
     network = Layered(seed, normalised=normalised, init="he", activation="relu", inputs=inputs, width=32, layers=LAYERS)

@@ -94,10 +94,9 @@ def judge(parts: Sequence[Part]) -> Judgement:
 def draw(parts: Sequence[Part]) -> list[Section]:
     """Bars of accuracy, curves over steps and over rates."""
     results = {part.options["arm"]: part.result for part in parts}
-    bars = {arm: result["accuracies"] for arm, result in results.items()}
     said = "Residual networks, each at its own best rate: medians of fresh seeds and their span."
     return [
-        accuracy_bars("Without a norm", said, bars, COLORS),
+        accuracy_bars("Without a norm", said, results, COLORS),
         Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 1, 340),
     ]
 

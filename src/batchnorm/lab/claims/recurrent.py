@@ -70,10 +70,9 @@ def judge(parts: Sequence[Part]) -> Judgement:
 def draw(parts: Sequence[Part]) -> list[Section]:
     """Bars of accuracy, curves over steps and over rates."""
     results = {part.options["arm"]: part.result for part in parts}
-    bars = {arm: result["accuracies"] for arm, result in results.items()}
     said = "An LSTM that reads an image piece by piece, each at its own best rate: medians of fresh seeds."
     return [
-        accuracy_bars("BN in a recurrent network", said, bars, COLORS),
+        accuracy_bars("BN in a recurrent network", said, results, COLORS),
         Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 1, 340),
     ]
 
@@ -98,9 +97,9 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     method="An LSTM reads an image in equal pieces and classifies it from its last state; orthogonal recurrent "
-    "weights, SGD with momentum 0.9, gradients clipped to norm 1, batches of 32; 4 rates on 3 tuning seeds, chosen on held-out "
-    "training images. Naive BN calls one BatchNorm1d for each product at every step. Quick: the bundled digits in 16 "
-    "pieces, 32 units, 350 steps; full: MNIST in 112 pieces, 100 units, 10,000 steps.",
+    "weights, SGD with momentum 0.9, gradients clipped to norm 1, batches of 32; 4 rates on 3 tuning seeds, chosen on "
+    "held-out training images. Naive BN calls one BatchNorm1d for each product at every step. Quick: the bundled "
+    "digits in 16 pieces, 32 units, 350 steps; full: MNIST in 112 pieces, 100 units, 10,000 steps.",
     limits="The paper reads 784 single pixels with an orthogonal or identity start and RMSProp. Short sequences are "
     "kinder to naive BN, whose statistics of early steps differ most. Few steps: all could still improve.",
 )

@@ -16,7 +16,7 @@ def generated(characters: int, seed: int) -> str:
     """Return a text of so many characters.
 
     >>> generated(24, seed=1)
-    '9+1=0;[4];4+7=1;<[8]6>;('
+    '1+4=5;7+7=4;([04]);(0);8'
 
     Items end with a semicolon: a sum of two digits with the last digit of its value, or nested brackets around digits.
     """
@@ -35,13 +35,13 @@ def nested(chance: random.Random, depth: int) -> str:
     """Return brackets around one or two digits or brackets.
 
     >>> nested(random.Random(3), depth=2)
-    '<7>'
+    '(<17>)'
     """
     if depth == 0:
         return str(chance.randrange(10))
-    left, right = chance.choice(PAIRS)
+    pair = chance.choice(PAIRS)
     inside = [nested(chance, depth - 1 if chance.random() < 0.6 else 0) for _ in range(chance.randint(1, 2))]
-    return left + "".join(inside) + right
+    return pair[0] + "".join(inside) + pair[1]
 
 
 def windows(text: str, length: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,7 +59,7 @@ def sentences(characters: int, length: int, *, held_out: bool = False) -> Exampl
     """Return a text to train on, and one a quarter as long to validate on; another one to choose anything (held out).
 
     >>> sentences(400, length=8).train_inputs.shape
-    torch.Size([99, 8])
+    torch.Size([98, 8])
     """
     inputs, labels = windows(generated(characters, seed=1), length)
     validation, validation_labels = windows(generated(characters // 4, seed=3 if held_out else 2), length)

@@ -35,14 +35,18 @@ class Reader(nn.Module):
         self.steps = steps
         stream = torch.Generator().manual_seed(seed)
         piece = inputs // steps
-        lstm = BatchNormLSTM(piece, width, max_length=steps) if norm == "per-step" else PlainLSTM(piece, width, norm)
-        self.lstm, self.read_out = lstm, nn.Linear(width, classes)
+        self.lstm: nn.Module = (
+            BatchNormLSTM(piece, width, max_length=steps) if norm == "per-step" else PlainLSTM(piece, width, norm)
+        )
+        self.read_out = nn.Linear(width, classes)
+        parameters = dict(self.lstm.named_parameters())
+        weight_ih, weight_hh, bias = (parameters[f"{name}_l0"] for name in ("weight_ih", "weight_hh", "bias_ih"))
         with torch.no_grad():
-            lstm.weight_ih_l0.copy_(torch.randn(4 * width, piece, generator=stream) / math.sqrt(piece))
-            for gate in lstm.weight_hh_l0.split(width):
+            weight_ih.copy_(torch.randn(4 * width, piece, generator=stream) / math.sqrt(piece))
+            for gate in weight_hh.split(width):
                 gate.copy_(torch.linalg.qr(torch.randn(width, width, generator=stream)).Q)
-            lstm.bias_ih_l0.zero_()
-            lstm.bias_ih_l0[width : 2 * width] = 1.0  # the forget gate begins open
+            bias.zero_()
+            bias[width : 2 * width] = 1.0  # the forget gate begins open
             self.read_out.weight.copy_(torch.randn(classes, width, generator=stream) / math.sqrt(width))
             self.read_out.bias.zero_()
 
