@@ -13,7 +13,19 @@ if TYPE_CHECKING:
 
 NAMES = (
     "algebra",
+    "nonlinear",
     "learning-rate",
+    "race",
+    "depth-ratio",
+    "figure1",
+    "sigmoid",
+    "same-low-lr",
+    "init",
+    "depth",
+    "bn-only",
+    "transformer",
+    "recurrent",
+    "no-norm",
 )  # fmt: skip
 
 
