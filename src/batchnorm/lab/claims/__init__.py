@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 NAMES = (
     "algebra",
     "learning-rate",
+    "noise",
 )  # fmt: skip
 
 
