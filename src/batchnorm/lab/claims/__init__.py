@@ -15,6 +15,8 @@ NAMES = (
     "algebra",
     "learning-rate",
     "noise",
+    "ics",
+    "exponential",
 )  # fmt: skip
 
 
