@@ -17,6 +17,8 @@ NAMES = (
     "noise",
     "ics",
     "exponential",
+    "explosion",
+    "rank",
 )  # fmt: skip
 
 
