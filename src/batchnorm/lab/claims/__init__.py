@@ -19,6 +19,8 @@ NAMES = (
     "exponential",
     "explosion",
     "rank",
+    "landscape",
+    "blind",
 )  # fmt: skip
 
 
