@@ -16,6 +16,8 @@ NAMES = (
     "learning-rate",
     "noise",
     "ics",
+    "auto-schedule",
+    "equilibrium",
     "exponential",
     "explosion",
     "rank",
