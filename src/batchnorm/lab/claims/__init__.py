@@ -26,6 +26,15 @@ NAMES = (
     "transformer",
     "recurrent",
     "no-norm",
+    "noise",
+    "ics",
+    "auto-schedule",
+    "equilibrium",
+    "exponential",
+    "explosion",
+    "rank",
+    "landscape",
+    "blind",
 )  # fmt: skip
 
 
