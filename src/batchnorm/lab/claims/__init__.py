@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 NAMES = (
     "algebra",
     "learning-rate",
+    "batch-size",
+    "population",
+    "leak",
+    "interaction",
+    "adaptation",
 )  # fmt: skip
 
 
