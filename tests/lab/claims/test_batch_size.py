@@ -1,8 +1,8 @@
 import math
 
 import pytest
-from rules import check_rule
 from recorders import recorder_of
+from rules import check_rule
 
 from batchnorm.lab.claims import batch_size
 
@@ -13,7 +13,9 @@ def results_of(kind):
     for part in batch_size.CLAIM.parts("quick"):
         low = small if part["arm"] == "batch" else [0.03] * 5
         sizes = [low if size == 2 else [0.03] * 5 for size in batch_size.SIZES]
-        rows.append({"sizes": [{"size": s, "errors": e, "calibrated": e} for s, e in zip(batch_size.SIZES, sizes)]})
+        rows.append(
+            {"sizes": [{"size": s, "errors": e, "calibrated": e} for s, e in zip(batch_size.SIZES, sizes, strict=True)]}
+        )
     return rows
 
 

@@ -16,9 +16,7 @@ def results_of(kind):
     def fresh(scores):
         return [{"score": score, "grouped": 0.99, "calibrated": score} for score in scores]
 
-    return [
-        {"rate": 0.1, "sweep": [], "fresh": fresh(leaky if arm == leak.LEAKY else [0.95] * 5)} for arm in leak.ARMS
-    ]
+    return [{"rate": 0.1, "sweep": [], "fresh": fresh(leaky if arm == leak.LEAKY else [0.95] * 5)} for arm in leak.ARMS]
 
 
 def test_the_rule_gives_every_verdict():
@@ -50,7 +48,7 @@ def test_devices_that_are_apart_do_not_see_each_other():
 
 def test_an_arm_trains_on_what_its_devices_see(tmp_path, monkeypatch):
     monkeypatch.setattr(leak, "tuned", lambda trial, data, *_, **__: dict(trial(0.1, 0, data, lambda: None)))
-    found = leak.measure({"arm": "synchronised", "data": "digits", "steps": 3}, recorder_of(tmp_path))
+    found = leak.measure({"arm": "synchronised", "data": "digits", "steps": 3, "seeds": 1}, recorder_of(tmp_path))
     network = leak.network_of("synchronised", 0, DATA)
     leak.fit(network, leak.groups(DATA.train_inputs, DATA.train_labels, 0, 3), rate=0.1)
     x, y = DATA.validation_inputs, DATA.validation_labels

@@ -19,6 +19,15 @@ NAMES = (
     "leak",
     "interaction",
     "adaptation",
+    "repair",
+    "regulariser",
+    "covariate-shift",
+    "contrastive",
+    "two-norms",
+    "vulnerability",
+    "local-statistics",
+    "heads",
+    "joint-batches",
 )  # fmt: skip
 
 

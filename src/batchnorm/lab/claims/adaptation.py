@@ -65,7 +65,9 @@ def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for corruption, spoil in CORRUPTIONS.items():
             spoilt = spoil(images, torch.Generator().manual_seed(seed)).flatten(1)
-            found[corruption] = {name: accuracies(network, spoilt[own], labels[own], tick) for name, own in orders.items()}
+            found[corruption] = {
+                name: accuracies(network, spoilt[own], labels[own], tick) for name, own in orders.items()
+            }
         return found
 
     return {"seeds": each(range(options["seeds"]), one, recorder)}
@@ -123,7 +125,9 @@ def draw(parts: Sequence[Part]) -> list[Section]:
         rows.append((corruption, *(f"{value:.1%}" for value in values)))
     columns = ("corruption", *(f"{way}, {stream}" for stream in STREAMS for way in WAYS))
     table = Table("By corruption", "Medians of the seeds.", columns, tuple(rows), tuple(range(1, len(columns))))
-    sentence = f"Accuracy on corrupted digits, adapted to each batch of {BATCH} by itself; the mean of four corruptions."
+    sentence = (
+        f"Accuracy on corrupted digits, adapted to each batch of {BATCH} by itself; the mean of four corruptions."
+    )
     return [Headline("Statistics carry the domain, and the classes", sentence, bars=tuple(bars)), table]
 
 
@@ -131,7 +135,8 @@ CLAIM = Claim(
     name="adaptation",
     question="costs",
     title="Test-batch statistics repair a shift, and fail on sorted streams",
-    statement="On shifted test data the statistics of the test batches give a higher accuracy than those of the source; "
+    statement="On shifted test data the statistics of the test batches give a higher accuracy than those of the "
+    "source; "
     "when the stream is sorted by class the order reverses.",
     source=Source(
         "Schneider et al. 2020; Wang et al. 2021 (TENT); Gong et al. 2022 (NOTE)",
@@ -144,7 +149,8 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    method="Three fully connected layers of 64 with BN on the bundled digits; the test digits with low contrast, bright, "
+    method="Three fully connected layers of 64 with BN on the bundled digits; the test digits with low contrast, "
+    "bright, "
     "with noise, blurred; batchnorm.adapt on each batch of 50 by itself, from the source each time.",
     limits="Corruptions by hand, of one strength. How much is gained depends on the corruption: see the table. Sorted "
     "batches have one class or two, the hardest case of a stream that is not independent.",

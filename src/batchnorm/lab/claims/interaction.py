@@ -72,7 +72,9 @@ def judge(parts: Sequence[Part]) -> Judgement:
     """The slopes on both sides of -1, and exact zeros in evaluation."""
     result = parts[0].result
     estimates = []
-    slopes = {stage: [slope(result["sizes"], [r["others"] for r in s[stage]]) for s in result["seeds"]] for stage in STAGES}
+    slopes = {
+        stage: [slope(result["sizes"], [r["others"] for r in s[stage]]) for s in result["seeds"]] for stage in STAGES
+    }
     for stage, own in slopes.items():
         estimates.append(median(f"slope {stage}", own, -1 - SLOPE))
         estimates.append(median(f"slope {stage}", own, -1 + SLOPE, above=False))

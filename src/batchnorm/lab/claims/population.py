@@ -86,8 +86,10 @@ def unbiased(network: nn.Module) -> nn.Module:
     network = copy.deepcopy(network)
     for layer in network.modules():
         if isinstance(layer, BatchNorm1d):
-            assert layer.running_mean is not None and layer.running_var is not None
-            assert layer.num_batches_tracked is not None and layer.momentum is not None
+            assert layer.running_mean is not None
+            assert layer.running_var is not None
+            assert layer.num_batches_tracked is not None
+            assert layer.momentum is not None
             left = (1 - layer.momentum) ** int(layer.num_batches_tracked)  # the weight of the start
             layer.running_mean /= 1 - left
             layer.running_var.sub_(left).div_(1 - left)
@@ -154,7 +156,8 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    method="Three fully connected layers of 64 with BN on the bundled digits; SGD with momentum 0.9, the rate in proportion "
+    method="Three fully connected layers of 64 with BN on the bundled digits; SGD with momentum 0.9, the rate in "
+    "proportion "
     "to the batch and falling to 0; averages of momentum 0.1, and batchnorm.calibrate on the training digits.",
     limits="An epoch of the digits is 5 large batches, so “early” is 20 steps, within the reach of the average (10 "
     "steps); on ImageNet the lag shows later, because networks change for longer.",
