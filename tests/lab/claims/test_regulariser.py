@@ -10,7 +10,7 @@ def results_of(kind):
     results = []
     for arm in regulariser.ARMS:
         losses = small if arm == regulariser.SMALLEST else [0.01] * 5
-        fresh = [{"loss": loss, "test": 0.2, "accuracy": 0.9} for loss in losses]
+        fresh = [{"loss": loss, "noisy": 0.1, "test": 0.2, "accuracy": 0.9} for loss in losses]
         results.append({"rate": 0.1, "sweep": [], "rates": [{"rate": r, "fresh": fresh} for r in regulariser.RATES]})
     return results
 

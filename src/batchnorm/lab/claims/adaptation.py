@@ -77,7 +77,7 @@ def accuracies(network: nn.Module, x: Tensor, y: Tensor, tick: Tick) -> dict[str
     """Return the accuracy on a stream of batches when the network is adapted to each batch by itself, in every way."""
     right = dict.fromkeys(WAYS, 0)
     network.eval()
-    for batch, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):
+    for batch, labels in zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True):
         for way in WAYS:
             own = network if way == "source" else adapt(network, [batch], method=way)[0]
             with torch.no_grad():
@@ -136,8 +136,7 @@ CLAIM = Claim(
     question="costs",
     title="Test-batch statistics repair a shift, and fail on sorted streams",
     statement="On shifted test data the statistics of the test batches give a higher accuracy than those of the "
-    "source; "
-    "when the stream is sorted by class the order reverses.",
+    "source; when the stream is sorted by class the order reverses.",
     source=Source(
         "Schneider et al. 2020; Wang et al. 2021 (TENT); Gong et al. 2022 (NOTE)",
         "arXiv:2006.16971, arXiv:2006.10726, arXiv:2208.05117",
@@ -150,8 +149,7 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     method="Three fully connected layers of 64 with BN on the bundled digits; the test digits with low contrast, "
-    "bright, "
-    "with noise, blurred; batchnorm.adapt on each batch of 50 by itself, from the source each time.",
+    "bright, with noise, blurred; batchnorm.adapt on each batch of 50 by itself, from the source each time.",
     limits="Corruptions by hand, of one strength. How much is gained depends on the corruption: see the table. Sorted "
     "batches have one class or two, the hardest case of a stream that is not independent.",
 )

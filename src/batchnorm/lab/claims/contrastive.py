@@ -80,7 +80,8 @@ def contrast(
 ) -> Tensor:
     """Return the loss of SimCLR: each view has to find the other view of its example among all views of the batch."""
     share = len(x) // DEVICES
-    views = torch.stack([view(x, stream), view(x, stream)]).unflatten(1, (DEVICES, share))
+    views = torch.stack([view(x, stream), view(x, stream)])
+    views = views.view(2, DEVICES, share, *x.shape[1:])
     order = torch.arange(2 * len(x)).view(2, DEVICES, share).transpose(0, 1).flatten()
     z = forward(network, views.transpose(0, 1).flatten(0, 2))  # both views of an example are on one device
     back = torch.empty_like(z).index_copy(0, order, z)  # first views, then second ones
@@ -159,22 +160,18 @@ CLAIM = Claim(
     question="costs",
     title="BN a device lowers a contrastive loss and makes poorer features",
     statement="If both views of an example are normalised on one small device, the contrastive loss is lower and a "
-    "linear "
-    "probe of the features is worse than if examples are shuffled over devices.",
+    "linear probe of the features is worse than if examples are shuffled over devices.",
     source=Source(
         "He et al. 2020 (MoCo), section 3.3; Chen et al. 2020 (SimCLR)", "arXiv:1911.05722, arXiv:2002.05709"
     ),
-    rule="Confirmed if the loss is surely lower than shuffled, and the probe surely more than 2 points worse; "
-    "refuted if "
-    "one is surely not so.",
+    rule="Confirmed if the loss is surely lower than shuffled, and the probe surely more than 2 points worse; refuted "
+    "if one is surely not so.",
     parts=parts,
     measure=measure,
     judge=judge,
     draw=draw,
-    method="SimCLR on the bundled digits: three fully connected layers of 64, a linear projection, 64 examples a "
-    "batch on "
-    "16 simulated devices of 4 (both views), views by shift, contrast and noise; three rates for each arm, chosen by "
-    "the "
-    "probe of three tuning seeds.",
+    method="SimCLR on the bundled digits: three fully connected layers of 64, a linear projection, 64 examples a batch "
+    "on 16 simulated devices of 4 (both views), views by shift, contrast and noise; three rates for each arm, chosen "
+    "by the probe of three tuning seeds.",
     limits="A small encoder, few steps; the papers train for days, in which there is time to learn to cheat.",
 )

@@ -219,8 +219,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     whole, upper = (statistics.median(seed["correlation"][at] for seed in seeds) for at in (0, 1))
     notes = (
         f"Restriction of range, its cousin in statistics: a correlation of {whole:.2f} over all cases is {upper:.2f} "
-        "among "
-        "the upper quarter, although the relation is one and the same.",
+        "among the upper quarter, although the relation is one and the same.",
     )
     table = Table(
         "Errors", "Root mean squared errors, medians.", ("model", *keys), rows, tuple(range(1, 7)), notes=notes
@@ -235,9 +234,8 @@ CLAIM = Claim(
     name="covariate-shift",
     question="why",
     title="A fit fails where inputs move; standardising repairs what is affine",
-    statement="When inputs move to another region a model's error rises although the truth is the same, and it has "
-    "to be "
-    "refitted; standardising the inputs anew repairs a change of units and not a change of region.",
+    statement="When inputs move to another region a model's error rises although the truth is the same, and it has to "
+    "be refitted; standardising the inputs anew repairs a change of units and not a change of region.",
     source=Source(
         "Shimodaira 2000; Ioffe & Szegedy 2015, section 1", "doi:10.1016/S0378-3758(00)00115-4, arXiv:1502.03167"
     ),
@@ -249,9 +247,7 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     method="200 samples of one parabola with noise; inputs from -1.5 to 1 in training and from 1 to 3 away, or "
-    "multiplied "
-    "by 2.5 and moved by 3. Least squares; a ReLU network of 32 and 32 units.",
+    "multiplied by 2.5 and moved by 3. Least squares; a ReLU network of 32 and 32 units.",
     limits="It shows what covariate shift is and what standardising can do, not that it is why BN works: see the "
-    "claims ics "
-    "and noise. The shift inside a network is shown, not judged here.",
+    "claims ics and noise. The shift inside a network is shown, not judged here.",
 )

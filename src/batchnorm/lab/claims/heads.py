@@ -141,16 +141,13 @@ CLAIM = Claim(
         "RetinaNet: a shared head fails if it normalises by level in training and by one set of statistics in testing",
     ),
     rule="Confirmed if the accuracy with a set for each scale is surely more than 2 points higher; refuted if it "
-    "surely is "
-    "not.",
+    "surely is not.",
     parts=parts,
     measure=measure,
     judge=judge,
     draw=draw,
-    method="The bundled digits at 8 x 8 and at 4 x 4, a layer for each scale, one head of two layers of 48; gamma "
-    "and beta are "
-    "shared in every arm; three rates for each arm, chosen by accuracy in evaluation.",
+    method="The bundled digits at 8 x 8 and at 4 x 4, a layer for each scale, one head of two layers of 48; gamma and "
+    "beta are shared in every arm; three rates for each arm, chosen by accuracy in evaluation.",
     limits="Two scales of small images; what counts is that training and evaluation normalise alike, which a joint "
-    "batch "
-    "gives too.",
+    "batch gives too.",
 )

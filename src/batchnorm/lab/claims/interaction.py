@@ -105,14 +105,14 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     lines.append(Line("1/m", sizes, [first * sizes[0] / size for size in sizes], "ink", "dash", 1.0))
     panel = Panel("|d output / d input|", tuple(lines), "batch size m", x_log=True, y_log=True)
     sentence = "The mean length of the derivative of an example's scores by its own and by another example's input."
-    rows = tuple(
-        (stage, *(f"{statistics.median(s[stage][p]['others'] / s[stage][p]['own'] for s in result['seeds']):.1%}"
-                  for p in range(len(sizes)))) for stage in STAGES
-    )  # fmt: skip
-    table = Table(
-        "Share", "Dependence on one other example, as a share of that on the own.", ("", *map(str, sizes)), rows,
-        tuple(range(1, len(sizes) + 1)),
-    )  # fmt: skip
+    shares = []
+    for stage in STAGES:
+        rows = [[row["others"] / row["own"] for row in seed[stage]] for seed in result["seeds"]]
+        middle = [statistics.median(column) for column in zip(*rows, strict=True)]
+        shares.append((stage, *(f"{value:.1%}" for value in middle)))
+    columns = ("", *map(str, sizes))
+    words = "Dependence on one other example, as a share of that on the own."
+    table = Table("Share", words, columns, tuple(shares), tuple(range(1, len(columns))))
     return [Panels("Examples see each other", sentence, (panel,), columns=1, height=360, table=table)]
 
 

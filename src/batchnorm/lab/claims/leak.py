@@ -62,7 +62,7 @@ def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
         better, size = network, DEVICES * SHARE
         if has_statistics(network):
             whole = len(data.train_inputs) // size * size
-            better, _ = calibrate(network, data.train_inputs[:whole].split(size), progress=False)
+            better, _ = calibrate(network, torch.split(data.train_inputs[:whole], size), progress=False)
         return {"score": right(network, x, y), "grouped": grouped(network, x, y), "calibrated": right(better, x, y)}
 
     return tuned(trial, data, RATES, recorder, seeds=options["seeds"], tuning_seeds=(101, 102))
@@ -85,7 +85,7 @@ def run(network: nn.Module, x: Tensor) -> Tensor:
 
 def apart(network: nn.Module, x: Tensor) -> Tensor:
     """Score the examples of each device by themselves."""
-    return torch.cat([network(own) for own in x.split(SHARE)])
+    return torch.cat([network(own) for own in torch.split(x, SHARE)])
 
 
 def groups(x: Tensor, y: Tensor, seed: int, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -96,7 +96,7 @@ def groups(x: Tensor, y: Tensor, seed: int, steps: int) -> Iterator[tuple[Tensor
     (torch.Size([64, 1]), True)
     """
     stream = torch.Generator().manual_seed(seed)
-    of_class = [torch.nonzero(y == label).flatten() for label in y.unique()]
+    of_class = [torch.nonzero(y == label).flatten() for label in torch.unique(y)]
     for _ in range(steps):
         classes = torch.randint(len(of_class), (DEVICES,), generator=stream).tolist()
         drawn = [of_class[each][torch.randint(len(of_class[each]), (SHARE,), generator=stream)] for each in classes]
@@ -115,7 +115,7 @@ def grouped(network: nn.Module, x: Tensor, y: Tensor) -> float:
     network.eval()
     right_ones = count = 0
     with use_batch_statistics(network):
-        for label in y.unique():
+        for label in torch.unique(y):
             own = x[y == label]
             for start in range(0, len(own) - SHARE + 1, SHARE):
                 part = own[start : start + SHARE]
@@ -185,19 +185,17 @@ CLAIM = Claim(
         "Wu & Johnson 2021, section 6; He et al. 2020 (MoCo), section 3.3", "arXiv:2105.07576, arXiv:1911.05722"
     ),
     rule="Confirmed if groups of one class are surely right in more than 90% by their own statistics, evaluation "
-    "surely "
-    "loses more than 20 points of it, and each remedy surely regains more than half of that; refuted if one is surely "
-    "not so.",
+    "surely loses more than 20 points of it, and each remedy surely regains more than half of that; refuted if one is "
+    "surely not so.",
     parts=parts,
     measure=measure,
     judge=judge,
     draw=draw,
-    method="Convolutional residual networks (3 blocks, 8 to 32 channels) on the bundled digits, batches of 4 groups "
-    "of 16 "
-    "examples, each group of one class; two rates each, chosen by accuracy in evaluation. BN a group (SplitBatchNorm), "
-    "the same with batchnorm.shuffled, BN over the batch, Batch Renormalization a group, group norm.",
+    method="Convolutional residual networks (3 blocks, 8 to 32 channels) on the bundled digits, batches of 4 groups of "
+    "16 examples, each group of one class; two rates each, chosen by accuracy in evaluation. BN a group "
+    "(SplitBatchNorm), the same with batchnorm.shuffled, BN over the batch, Batch Renormalization a group, group norm.",
     limits="Eight simulated devices in one process. The accuracy of the groups is on test digits, also in groups of "
-    "one "
-    "class. Batches that are shuffled or synchronised have the examples of four classes at most. In fully connected "
-    "layers, where BN leaves nothing of what a class has in common, networks do not learn such groups at all.",
+    "one class. Batches that are shuffled or synchronised have the examples of four classes at most. In fully "
+    "connected layers, where BN leaves nothing of what a class has in common, networks do not learn such groups at "
+    "all.",
 )

@@ -121,20 +121,16 @@ CLAIM = Claim(
     question="costs",
     title="Shifted clients do better with statistics of their own",
     statement="When networks of clients with shifted inputs are averaged, they are more accurate if their BN layers, "
-    "or "
-    "only the statistics of these, stay local.",
+    "or only the statistics of these, stay local.",
     source=Source("Li et al. 2021 (FedBN); Li et al. 2016 (AdaBN)", "arXiv:2102.07623, arXiv:1603.04779"),
-    rule="Confirmed if the mean accuracy of the clients is surely higher with local BN layers, and surely higher "
-    "with local "
-    "statistics, than with everything averaged; refuted if one is surely lower.",
+    rule="Confirmed if the mean accuracy of the clients is surely higher with local BN layers, and surely higher with "
+    "local statistics, than with everything averaged; refuted if one is surely lower.",
     parts=parts,
     measure=measure,
     judge=judge,
     draw=draw,
     method="Four clients, each with a quarter of the bundled digits: as they are, inverted, faint and bright, turned "
-    "by 90 "
-    "degrees. Three fully connected layers of 64 with BN; rounds of 10 steps each; three rates for each arm.",
-    limits="A new client has no statistics of its own, and has to make some (batchnorm.adapt). The shifts are "
-    "strong; with "
-    "clients that are alike, averaged statistics come from more data.",
+    "by 90 degrees. Three fully connected layers of 64 with BN; rounds of 10 steps each; three rates for each arm.",
+    limits="A new client has no statistics of its own, and has to make some (batchnorm.adapt). The shifts are strong; "
+    "with clients that are alike, averaged statistics come from more data.",
 )

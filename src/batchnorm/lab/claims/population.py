@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from batchnorm.lab.data import sets
@@ -52,7 +53,7 @@ def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
                 rows.append(errors(network, data, size))
 
         def rate(done: int) -> float:
-            return RATE * size / SMALL * (1 + math.cos(math.pi * done / steps)) / 2
+            return float(RATE * size / SMALL * (1 + math.cos(math.pi * done / steps)) / 2)
 
         stream = drawn(data.train_inputs, data.train_labels, seed=seed, size=size, steps=steps)
         fit(network, stream, rate=rate, tick=tick, after=after)
@@ -64,7 +65,7 @@ def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
 def errors(network: nn.Module, data: Examples, size: int) -> dict[str, float]:
     """Return the test error with each kind of statistics; the network's own are left as they are."""
     x, y = data.validation_inputs, data.validation_labels
-    precise, _ = calibrate(network, data.train_inputs.split(size), progress=False)
+    precise, _ = calibrate(network, torch.split(data.train_inputs, size), progress=False)
     found = {
         "running average": right(network, x, y),
         "without its start": right(unbiased(network), x, y),
@@ -157,8 +158,8 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     method="Three fully connected layers of 64 with BN on the bundled digits; SGD with momentum 0.9, the rate in "
-    "proportion "
-    "to the batch and falling to 0; averages of momentum 0.1, and batchnorm.calibrate on the training digits.",
+    "proportion to the batch and falling to 0; averages of momentum 0.1, and batchnorm.calibrate on the training "
+    "digits.",
     limits="An epoch of the digits is 5 large batches, so “early” is 20 steps, within the reach of the average (10 "
     "steps); on ImageNet the lag shows later, because networks change for longer.",
 )

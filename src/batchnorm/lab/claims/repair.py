@@ -34,8 +34,8 @@ DROP, MOST = 0.05, 0.5  # of accuracy that has to be lost for a repair to mean a
 def parts(budget: str) -> list[dict[str, Any]]:
     """One part: pairs of networks."""
     if budget == "quick":
-        return [{"data": "digits", "widths": [128, 128, 128, 128], "steps": 300, "seeds": 5}]
-    return [{"data": "mnist", "widths": [512, 512, 512, 512], "steps": 3000, "seeds": 10}]
+        return [{"data": "digits", "widths": [64] * 8, "steps": 300, "seeds": 5}]
+    return [{"data": "mnist", "widths": [512] * 8, "steps": 3000, "seeds": 10}]
 
 
 def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
         for name, other in (("averaged as they are", second), ("matched", matched(first, second, x[:2000]))):
             for share in SHARES:
                 merged = between(first, other, share, shape)
-                better, _ = calibrate(merged, x.split(64)[:-1], progress=False)
+                better, _ = calibrate(merged, torch.split(x, 64)[:-1], progress=False)
                 found[name].append(right(merged, data.validation_inputs, data.validation_labels))
                 after = "matched, calibrated" if name == "matched" else "as they are, calibrated"
                 found[after].append(right(better, data.validation_inputs, data.validation_labels))
@@ -86,7 +86,7 @@ def matched(first: Chain, second: Chain, x: Tensor) -> Chain:
         state[f"linears.{layer}.weight"] = state[f"linears.{layer}.weight"][order]
         after = "read_out.weight" if layer == layers - 1 else f"linears.{layer + 1}.weight"
         state[after] = state[after][:, order]
-    widths = [linear.out_features for linear in first.linears]
+    widths = [signal.shape[1] for signal in signals(first, x[:1])]
     found = Chain(0, inputs=x.shape[1], classes=first.read_out.out_features, widths=widths)
     found.load_state_dict(state)
     return found
@@ -160,9 +160,8 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    method="Pairs of networks of four fully connected layers of 128 with BN, trained from different weights on the "
-    "same "
-    "digits in different orders; units matched layer by layer by the correlation of their outputs; "
+    method="Pairs of networks of eight fully connected layers of 64 with BN, trained from different weights on the "
+    "same digits in different orders; units matched layer by layer by the correlation of their outputs; "
     "batchnorm.calibrate on the training digits.",
     limits="Networks that have BN layers; in networks without, REPAIR puts such layers in for the purpose. Matching is "
     "greedy by layers, and narrow networks match less well than wide ones.",

@@ -125,23 +125,21 @@ CLAIM = Claim(
     question="costs",
     title="Adversarial training harms clean accuracy less with two norms",
     statement="A network that is trained on clean and adversarial examples has a higher clean accuracy if its BN "
-    "layers "
-    "keep separate statistics, gamma and beta for the two.",
+    "layers keep separate statistics, gamma and beta for the two.",
     source=Source(
         "Xie et al. 2020 (AdvProp)",
         "arXiv:1911.09665",
         "EfficientNet-B7 gains 0.7 points on ImageNet with two norms; with one, accuracy falls",
     ),
     rule="Confirmed if the clean accuracy with separate statistics is surely above that with shared ones; refuted if "
-    "it is "
-    "surely below.",
+    "it is surely below.",
     parts=parts,
     measure=measure,
     judge=judge,
     draw=draw,
     method="Three fully connected layers of 64 on the bundled digits; attacks by PGD of two steps within 0.6 "
-    "deviations of "
-    "the pixels, by the norm that is then trained on them; two rates for each arm, chosen by clean accuracy.",
+    "deviations of the pixels, by the norm that is then trained on them; two rates for each arm, chosen by clean "
+    "accuracy.",
     limits="Few digits: a test digit is 0.2 points. AdvProp's gain over training on clean examples only needs large "
     "networks; it is shown here, not judged.",
 )
