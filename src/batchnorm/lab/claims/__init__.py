@@ -35,6 +35,20 @@ NAMES = (
     "rank",
     "landscape",
     "blind",
+    "batch-size",
+    "population",
+    "leak",
+    "interaction",
+    "adaptation",
+    "repair",
+    "regulariser",
+    "covariate-shift",
+    "contrastive",
+    "two-norms",
+    "vulnerability",
+    "local-statistics",
+    "heads",
+    "joint-batches",
 )  # fmt: skip
 
 
