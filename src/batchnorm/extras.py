@@ -8,6 +8,7 @@ import shlex
 EXTRAS = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "safetensors": ("safetensors",),
+    "images": ("pillow>=10.1",),
     "lightning": ("lightning>=2.2",),
     "tensorboard": ("tensorboard",),
     "transformers": ("accelerate", "transformers"),
