@@ -25,8 +25,8 @@ BATCH = 32
 class Variant:
     """One network of the paper's Figures 2 and 3, and how it is trained.
 
-    ``paper_steps`` is how many steps of 32 the paper's run took to 72.2%, ``paper_best`` the highest accuracy it reached
-    and ``paper_best_steps`` when. They are the paper's figures; None is what it does not give.
+    ``paper_steps`` is how many steps of 32 the paper's run took to 72.2%, ``paper_best`` its highest accuracy and
+    ``paper_best_steps`` when it reached that. They are the paper's figures; None is what it does not give.
     """
 
     name: str

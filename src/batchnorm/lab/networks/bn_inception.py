@@ -4,7 +4,8 @@ The rows of `TABLE` are those of Figure 5 in the appendix of arXiv 1502.03167; w
 (Szegedy et al. 2014, arXiv 1409.4842), to which the appendix refers. Where the table contradicts itself:
 
 - The filters of 4c and 4d add up to 608 maps with the printed projection of 128, but the printed outputs are 576, and
-  the 1,024 maps of 4e need 576. `TABLE` keeps the outputs: 4c and 4d project to 96. ``projection=128`` keeps the filters.
+  the 1,024 maps of 4e need 576. `TABLE` keeps the outputs: 4c and 4d project to 96. ``projection=128`` keeps the
+  filters.
 - The outputs of 3c and 4e are printed at the size of their input (28x28, 14x14). They have stride 2, and the rows that
   follow are at half that size.
 - The second convolution has depth 1 and a 1x1 reduction to 64 in the same row. Both are built.
@@ -203,12 +204,15 @@ class BNInception(nn.Module):
         def follow(channels: int) -> nn.Module:
             return ACTIVATIONS[activation]() if norm is None else norm(channels, activation)
 
-        def unit(inputs: int, outputs: int, kernel: int, stride: int = 1, after: NormFactory | None = None) -> nn.Module:
-            conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=norm is None)
-            return nn.Sequential(conv, after(outputs, activation) if after else follow(outputs))
+        def convolution(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Module:
+            return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=norm is None)
+
+        def unit(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
+            return nn.Sequential(convolution(inputs, outputs, kernel, stride), follow(outputs))
 
         def last(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Module:
-            return unit(inputs, outputs, kernel, stride, lambda c, name: PerActivation(c, size // STRIDE, name))
+            after = PerActivation(outputs, size // STRIDE, activation)
+            return nn.Sequential(convolution(inputs, outputs, kernel, stride), after)
 
         def response() -> nn.Module:
             return nn.LocalResponseNorm(5, 1e-4, 0.75) if local_response else nn.Identity()
@@ -267,9 +271,7 @@ class BNInception(nn.Module):
 class Side(nn.Module):
     """A side classifier: 5x5 average pool of stride 3, 128 and 768 maps, scores; the shape of Inception-v3's."""
 
-    def __init__(
-        self, inputs: int, classes: int, unit: Unit, wide: Callable[[int], int], size: int
-    ) -> None:
+    def __init__(self, inputs: int, classes: int, unit: Unit, wide: Callable[[int], int], size: int) -> None:
         """Build it for maps of a size."""
         super().__init__()
         self.pool = nn.AvgPool2d(5, 3) if size >= 5 else nn.Identity()
