@@ -73,7 +73,7 @@ def editable(session):
 
 def at_torch(session, version):
     """Run the suite with a torch of its own."""
-    install(session, f"torch=={version}", ".[onnx,safetensors,tensorboard]", *BASIC, tests=["tests"])
+    install(session, f"torch=={version}", ".[onnx,ray,tensorboard]", *BASIC, tests=["tests"])
 
 
 def from_build(session, kind):

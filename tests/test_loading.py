@@ -311,16 +311,6 @@ def test_what_is_no_checkpoint_is_one_sentence(tmp_path, name, content, words):
         load_state(tmp_path)
 
 
-def test_without_safetensors(tmp_path, monkeypatch):
-    import batchnorm.checkpoints as checkpoints
-
-    monkeypatch.setattr(checkpoints, "find_spec", lambda name: None)
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    for act in (load_state, lambda path: save_state({"w": torch.ones(1)}, path)):
-        with pytest.raises(bn.BatchNormError, match="needs the package safetensors, which is not here; pip install"):
-            act(tmp_path / "model.safetensors")
-
-
 def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path):
     target = tmp_path / "model.onnx"
     target.write_text("old")

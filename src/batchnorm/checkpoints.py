@@ -6,12 +6,10 @@ import io
 import os
 import re
 from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from batchnorm.errors import BatchNormError
-from batchnorm.extras import install
 from batchnorm.files import check_regular, replacing
 from batchnorm.inflated import check_inflated, check_tensors
 
@@ -122,15 +120,13 @@ def save_state(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> Pat
 
 
 def check_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
-    """Refuse a file name that does not say what to write, or needs a package that is not here.
+    """Refuse a file name that does not say what to write.
 
     >>> check_suffix(Path("model.pt"), SUFFIXES)
     """
     if path.suffix not in suffixes:
         known = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
         raise BatchNormError(f"the file is named {path.name!r}", do=f"end its name in {known}")
-    if path.suffix == ".safetensors":
-        _check_safetensors()
 
 
 def load_tensors(path: str | os.PathLike[str]) -> Any:
@@ -162,11 +158,6 @@ def _safetensors(file: Path) -> dict[str, Tensor]:
         return load_file(file)
     except Exception as error:
         raise BatchNormError(f"{file} is not a safetensors file ({_one_line(error)})") from error
-
-
-def _check_safetensors() -> None:
-    if find_spec("safetensors") is None:
-        raise BatchNormError(".safetensors needs the package safetensors, which is not here", do=install("safetensors"))
 
 
 def _unpickled(file: Path) -> Any:

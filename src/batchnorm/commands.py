@@ -14,6 +14,7 @@ from batchnorm.lab.command import race
 from batchnorm.lab.demo import watch_demo
 from batchnorm.lab.figure1.command import figure1
 from batchnorm.lab.landscape.command import landscape
+from batchnorm.lab.runs.command import lab
 from batchnorm.report.command import report
 from batchnorm.transforms.command import calibrate, fold
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 for command in (race, watch_demo, figure1, landscape, report, check, explain, rules, calibrate, fold, bench):
     app.command()(command)
+app.add_typer(lab)
 
 
 def _say_version(asked: bool) -> None:

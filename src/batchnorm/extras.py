@@ -7,7 +7,7 @@ import shlex
 # As in pyproject.toml, with which a test compares it; there, transformers is among what the tests need.
 EXTRAS = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "safetensors": ("safetensors",),
+    "ray": ("ray>=2.40",),
     "images": ("pillow>=10.1",),
     "lightning": ("lightning>=2.2",),
     "tensorboard": ("tensorboard",),

@@ -88,7 +88,7 @@ class RecordFile:
         >>> '"command": "race"' in RecordFile("race", {}, ()).to_json()
         True
         """
-        return json.dumps(_plain(asdict(self)), indent=1, allow_nan=False)
+        return json.dumps(plain(asdict(self)), indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> RecordFile:
@@ -231,7 +231,7 @@ class Report:
         >>> '"what": "update"' in Report((Change("bn1", "update", None, False),)).to_json()
         True
         """
-        return json.dumps(_plain(asdict(self)), indent=1, allow_nan=False, default=str)
+        return json.dumps(plain(asdict(self)), indent=1, allow_nan=False, default=str)
 
     def __rich__(self) -> Any:
         """Let ``rich.print(report)`` draw tables."""
@@ -297,7 +297,7 @@ def header_line(records: RecordFile) -> str:
     '{"command": "watch", "configuration": {}, "summary": {}, "machine": {}, "format": 1}\\n'
     """
     fields = {key: value for key, value in vars(records).items() if key != "measurements"}
-    return json.dumps(_plain(fields), allow_nan=False) + "\n"
+    return json.dumps(plain(fields), allow_nan=False) + "\n"
 
 
 def line(measurement: Measurement) -> str:
@@ -306,7 +306,7 @@ def line(measurement: Measurement) -> str:
     >>> line(Measurement("mean", {"step": 0, "layer": "0"}, (1.5, float("nan"))))
     '{"quantity": "mean", "setting": {"step": 0, "layer": "0"}, "samples": [1.5, null], "unit": ""}\\n'
     """
-    return json.dumps(_plain(vars(measurement)), allow_nan=False) + "\n"
+    return json.dumps(plain(vars(measurement)), allow_nan=False) + "\n"
 
 
 def _from_lines(header: dict[str, Any], lines: list[bytes]) -> RecordFile:
@@ -442,12 +442,12 @@ def _processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Turn tuples into lists and non-finite floats into null, all the way down."""
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value

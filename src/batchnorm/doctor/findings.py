@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, overload
 
 from batchnorm.errors import BatchNormError, printable
-from batchnorm.records import SEVERITIES, Finding, _plain
+from batchnorm.records import SEVERITIES, Finding, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -108,7 +108,7 @@ class Findings(Sequence[Finding]):
         ['failed', 'findings', 'skipped']
         """
         found = [asdict(finding) for finding in self._found]
-        plain: dict[str, Any] = _plain({"findings": found, "skipped": self.skipped, "failed": self.failed})
+        plain: dict[str, Any] = plain({"findings": found, "skipped": self.skipped, "failed": self.failed})
         return plain
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ from batchnorm import __version__
 from batchnorm.doctor.present import draw, place_of, shorten
 from batchnorm.errors import printable
 from batchnorm.present import report_table
-from batchnorm.records import Finding, Report, _plain
+from batchnorm.records import Finding, Report, plain
 
 if TYPE_CHECKING:
     from batchnorm.doctor.findings import Findings
@@ -79,7 +79,7 @@ def as_json(outcome: Outcome) -> str:
         "subject": outcome.subject,
         **outcome.findings.content(),
         "ignored": outcome.ignored,
-        "fixed": None if outcome.report is None else _plain(asdict(outcome.report)),
+        "fixed": None if outcome.report is None else plain(asdict(outcome.report)),
     }
     return json.dumps(content, indent=1, allow_nan=False, default=str)
 
@@ -155,7 +155,7 @@ def _result(finding: Finding, places: dict[str, int], outcome: Outcome) -> dict[
         "message": {"text": _unlinked(f"{finding.path or 'the model'}: {finding.sentence}{repair}")},
         "locations": [where],
         "partialFingerprints": {"batchnorm/v1": mark},
-        "properties": {"fix": finding.fix, "numbers": _plain(finding.numbers)},
+        "properties": {"fix": finding.fix, "numbers": plain(finding.numbers)},
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Curve, Member
+from batchnorm.lab.data.examples import Examples as Examples
 from batchnorm.lab.ensemble import Stack
 from batchnorm.lab.train import Progress, batches
 
@@ -25,17 +25,6 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1.0 + math.cos(math.pi * done)) / 2,
 }
 """How the learning rate goes down, as a factor of the share of steps that are done."""
-
-
-@dataclass(frozen=True)
-class Examples:
-    """What copies are trained and validated on: tensors with the examples first, and integer labels."""
-
-    train_inputs: Tensor
-    train_labels: Tensor
-    validation_inputs: Tensor
-    validation_labels: Tensor
-    classes: int
 
 
 def train(

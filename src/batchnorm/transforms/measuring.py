@@ -21,7 +21,7 @@ from batchnorm.layers.batch import _Fast
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.switches import from_batch, turned
 from batchnorm.preserve import attributes, hooks
-from batchnorm.records import Change, Report, _plain
+from batchnorm.records import Change, Report, plain
 from batchnorm.transforms.follow import scripted_norms
 from batchnorm.transforms.freeze import few_of, is_constant, is_frozen
 
@@ -163,7 +163,7 @@ class Measured:
         >>> '"batches": 0' in Measured(model, State(model, [model])).to_json()
         True
         """
-        return json.dumps(_plain({**asdict(self.report), **self.figures()}), indent=1, allow_nan=False, default=str)
+        return json.dumps(plain({**asdict(self.report), **self.figures()}), indent=1, allow_nan=False, default=str)
 
     def __rich__(self) -> Any:
         """Let ``rich.print`` draw the tables of the report, under a line of its own."""

@@ -8,14 +8,19 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from batchnorm import extras
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_regular, read_bytes
+from batchnorm.lab.data.parts import Bytes, Part, Parts
+from batchnorm.lab.data.progress import slow
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,6 +29,9 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # Pillow would start Ghostscript for others
 MOST_PIXELS = 1 << 26  # of one image: 64 megapixels; the largest of ImageNet has 25
 VALIDATION = ("val", "test")  # the first that is there
+
+MOST_BYTES = 4 << 30  # of a set that is decoded as a whole
+SIZE = 64  # pixels of a side of its images
 
 Item = tuple[str, int]
 
@@ -61,9 +69,10 @@ def index(folder: str | os.PathLike[str]) -> Index:
     val = part(root, *VALIDATION)
     classes = class_folders(root / train)
     check_same_classes(root, train, val, classes)
-    digest, found = hashlib.sha256(), []
+    digest = hashlib.sha256()
+    found: list[tuple[Item, ...]] = []
     for name in (train, val):
-        items = []
+        items: list[Item] = []
         for label, kind in enumerate(classes):
             before = len(items)
             for path, size in images(root / name / kind, f"{name}/{kind}"):
@@ -72,7 +81,7 @@ def index(folder: str | os.PathLike[str]) -> Index:
             if len(items) == before:
                 raise BatchNormError("it has no images", where=str(root / name / kind), do="add some or remove it")
         found.append(tuple(items))
-    return Index(root, classes, *found, digest.hexdigest())
+    return Index(root, classes, found[0], found[1], digest.hexdigest())
 
 
 def part(root: Path, *names: str) -> str:
@@ -155,7 +164,7 @@ def decode(path: str | os.PathLike[str]) -> Image:
     content, name = read_bytes(path), os.fspath(path)
     try:
         with pillow.open(io.BytesIO(content), formats=FORMATS) as image:
-            check_pixels(*image.size, name)
+            check_pixels(image.width, image.height, name)
             image.load()
             return in_rgb(upright(image), name)
     except BatchNormError:
@@ -219,8 +228,6 @@ def in_rgb(image: Image, name: str) -> Image:
     >>> in_rgb(Image.new("L", (1, 1), 7), "grey.png").getpixel((0, 0))
     (7, 7, 7)
     """
-    import numpy as np
-
     if image.mode == "F":
         raise BatchNormError("the image has real numbers as pixels", where=name, do="save it with 8 bits per channel")
     if image.mode.startswith("I"):  # Pillow would cut off at 255
@@ -229,3 +236,66 @@ def in_rgb(image: Image, name: str) -> Image:
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")
+
+
+def present(place: Path) -> bool:
+    """Whether a folder has a folder ``train``.
+
+    >>> present(Path("no-such-folder"))
+    False
+    """
+    return (place / "train").is_dir()
+
+
+def sources(place: Path) -> list[Path]:
+    """Return the files of all images."""
+    found = index(place)
+    return [place / path for path, _ in (*found.train, *found.val)]
+
+
+def read(place: Path, size: int = SIZE) -> Parts:
+    """Decode all images of a small set, each made ``size`` pixels wide and high by `square`.
+
+    >>> read(Path("flowers"), 32).train.images.shape  # doctest: +SKIP
+    (800, 3, 32, 32)
+
+    A set that is too large for this is listed by `index`, and decoded one image at a time while it is trained on.
+    """
+    found = index(place)
+    count = len(found.train) + len(found.val)
+    wanted = 3 * size * size * count
+    if wanted > MOST_BYTES:
+        raise BatchNormError(
+            f"{count:,} images of {size} x {size} pixels are {wanted >> 30} GiB, more than {MOST_BYTES >> 30}",
+            where=str(place),
+            do="choose a smaller size",
+        )
+    return Parts(found.classes, *(read_part(place, items, size) for items in (found.train, found.val)))
+
+
+def read_part(place: Path, items: Sequence[Item], size: int) -> Part:
+    """Decode the images of one part, several at a time."""
+    decoded = np.empty((len(items), 3, size, size), np.uint8)
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        pixels = pool.map(lambda item: square(decode(place / item[0]), size), items)
+        for number, image in enumerate(slow(pixels, f"decoding {place.name or place}", len(items))):
+            decoded[number] = image
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return Part(decoded, np.array([label for _, label in items], np.int64))
+
+
+def square(image: Image, size: int) -> Bytes:
+    """Return the middle of an image, as large a square as fits, resized, as an array (3, size, size).
+
+    >>> from PIL import Image
+    >>> square(Image.new("RGB", (40, 30), (1, 2, 3)), 8)[:, 0, 0].tolist()
+    [1, 2, 3]
+    """
+    pillow = import_pillow()
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    box = (left, top, left + side, top + side)
+    resized = image.resize((size, size), pillow.Resampling.BICUBIC, box=box)
+    return np.asarray(resized).transpose(2, 0, 1)
