@@ -5,6 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
+import peer_models
+
 COLORS = {"blue": (40, 60, 200), "green": (40, 180, 60), "red": (200, 50, 40)}
 
 
@@ -40,3 +42,10 @@ def options(folder):
     """Options that take a second: images of 32, a sixteenth of the channels, float64."""
     small = {"size": 32, "width": 1 / 16, "precision": "float64", "steps": 6, "batch": 8}
     return {**small, "data": str(folder), "log_every": 1, "validate_every": 3, "variant": "bn-x5"}
+
+
+@pytest.fixture(scope="session")
+def functional():
+    """torchvision's transforms."""
+    peer_models.torchvision()
+    return pytest.importorskip("torchvision.transforms.functional")

@@ -115,7 +115,9 @@ def test_it_computes_what_torchs_layers_compute():
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("arguments", [{"side": True}, {"per_activation": True}, {"norm": None, "local_response": True}])
+@pytest.mark.parametrize(
+    "arguments", [{"side": True}, {"per_activation": True}, {"norm": None, "local_response": True}]
+)
 def test_every_parameter_learns(arguments):
     model = BNInception(**{"width": 1 / 16, "classes": 5, "size": 64, **arguments})
     found = model(torch.randn(4, 3, 64, 64))
@@ -142,7 +144,7 @@ def test_weights_come_from_the_seed_and_initial_scales_them():
         for seed, initial in ((1, 1.0), (1, 1.0), (2, 1.0), (1, 2.0))
     )
     assert all(torch.equal(first[name], again[name]) for name in first)
-    name = "inception4a.three.1.0.weight"
+    name = "inception4a.conv3x3.1.0.weight"
     assert not torch.equal(first[name], other[name])
     torch.testing.assert_close(wide[name], 2 * first[name])
     assert first[name].std() == pytest.approx((2 / first[name][0].numel()) ** 0.5, rel=0.1)

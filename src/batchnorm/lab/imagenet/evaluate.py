@@ -16,11 +16,13 @@ from batchnorm.errors import BatchNormError
 from batchnorm.lab.data.imagefolder import Index
 from batchnorm.lab.imagenet.examples import VIEWS, looks, training_batches
 from batchnorm.lab.imagenet.settings import Settings, loaded
-from batchnorm.lab.imagenet.state import NETWORK, network_of, place, summed
+from batchnorm.lab.imagenet.state import NETWORK, network_of, summed
 from batchnorm.lab.imagenet.train import own_device
+from batchnorm.lab.runs.ranks import place
+from batchnorm.lab.runs.recorder import CHECKPOINT
+from batchnorm.lab.runs.store import Store
 from batchnorm.transforms.calibrate import calibrate
 
-CHECKPOINT = "checkpoint.safetensors"
 TOP = 5
 
 
@@ -65,10 +67,10 @@ def probabilities(model: nn.Module, views: Tensor, chunk: int = VIEWS) -> Tensor
     """
     parameter = next(model.parameters(), views)
     scores = []
-    for part in views.flatten(0, 1).split(chunk):
+    for part in torch.split(views.flatten(0, 1), chunk):
         images = part.to(parameter.device, parameter.dtype, memory_format=torch.channels_last)
         scores.append(model(images).double().softmax(1).cpu())
-    return torch.cat(scores).unflatten(0, views.shape[:2]).mean(1)
+    return torch.unflatten(torch.cat(scores), 0, views.shape[:2]).mean(1)
 
 
 def evaluate(
@@ -138,8 +140,6 @@ def load(path: str | Path, options: dict[str, Any] | None = None, classes: int =
 
 def options_of(folder: Path) -> dict[str, Any]:
     """Return the options of the run in a folder."""
-    from batchnorm.lab.runs.store import Store
-
     options = dict(Store(folder.parent).read(folder).run.options)
     if not (folder / CHECKPOINT).exists():
         raise BatchNormError(f"{folder} has no checkpoint yet", do="let it run until it has saved one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ VIEWS = 144  # that are scored at once
 
 
 def open_folder(data: str) -> Index:
-    """Return the index of an image folder.
+    """Return the index of an image folder, by default that of $BATCHNORM_DATA.
 
-    >>> open_folder("")
+    >>> open_folder("no-such-folder")
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: no image folder was given; set data to one with train/CLASS/ and val/CLASS/
+    batchnorm.errors.BatchNormError: no-such-folder is no folder; name one with train/CLASS/ and val/CLASS/
     """
+    data = data or os.environ.get("BATCHNORM_DATA", "")
     if not data:
         raise BatchNormError("no image folder was given", do="set data to one with train/CLASS/ and val/CLASS/")
     return index(data)

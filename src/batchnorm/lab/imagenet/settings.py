@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from batchnorm.checkpoints import mismatch
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.imagenet.variants import BATCH, DECAY_EPOCHS, VARIANTS, Variant, variant
 from batchnorm.lab.networks.bn_inception import SIZE, STRIDE, BNInception, our_norm, sync_norm, torch_norm
+from batchnorm.lab.runs.experiments import Option, Value
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}  # of the parameters
 NORMS = {"ours": our_norm, "torch": torch_norm}
@@ -35,7 +37,7 @@ class Settings:
     """
 
     variant: str = _option("bn-x5", "which network of the paper", tuple(VARIANTS))
-    data: str = _option("", "a folder with train/CLASS/ and val/CLASS/")
+    data: str = _option("", "a folder with train/CLASS/ and val/CLASS/; by default $BATCHNORM_DATA")
     seed: int = _option(0, "of the weights, the order and the crops")
     steps: int = _option(0, "training steps; 0 takes the variant's")
     batch: int = _option(BATCH, "images a step, over all processes; each normalises its own share")
@@ -155,6 +157,10 @@ per_activation, side, size, width
         )
 
 
+OPTIONS = tuple(Option(each.name, cast(Value, each.default), **each.metadata) for each in fields(Settings))
+"""As ``batchnorm lab run inception-imagenet --set`` reads them."""
+
+
 def loaded(settings: Settings, classes: int, state: Mapping[str, torch.Tensor]) -> nn.Module:
     """Build the network of a run and put a state into it; its precision is that of the state.
 
@@ -162,8 +168,6 @@ def loaded(settings: Settings, classes: int, state: Mapping[str, torch.Tensor]) 
     >>> loaded(settings, 5, settings.network(5).state_dict()).training
     False
     """
-    from batchnorm.checkpoints import mismatch
-
     model = settings.network(classes)
     wrong = mismatch(state, model.state_dict())
     if wrong:

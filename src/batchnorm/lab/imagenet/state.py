@@ -14,16 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from batchnorm.lab.runs.ranks import place
+
 NETWORK, MOMENTUM, STATISTICS = "network.", "momentum.", "statistics"
-
-
-def place() -> tuple[int, int]:
-    """Return this process's rank and how many processes there are.
-
-    >>> place()
-    (0, 1)
-    """
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 
 
 def summed(numbers: Tensor) -> Tensor:
@@ -67,7 +60,7 @@ def put(model: nn.Module, numbers: Tensor) -> None:
     (tensor([3.]), tensor([4.]))
     """
     buffers = running(model)
-    for buffer, part in zip(buffers, numbers.split([b.numel() for b in buffers]), strict=True):
+    for buffer, part in zip(buffers, torch.split(numbers, [b.numel() for b in buffers]), strict=True):
         buffer.copy_(part.view(buffer.shape))
 
 

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,16 +22,17 @@ from torch.nn.parallel import DistributedDataParallel
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.data.imagefolder import Index
 from batchnorm.lab.imagenet.examples import looks, open_folder, training_batches
-from batchnorm.lab.imagenet.settings import PRECISIONS, Settings
-from batchnorm.lab.imagenet.state import averaged, place, put_back, summed, tensors_of
+from batchnorm.lab.imagenet.settings import OPTIONS, PRECISIONS, Settings
+from batchnorm.lab.imagenet.state import averaged, put_back, summed, tensors_of
 from batchnorm.lab.imagenet.variants import MOMENTUM, TARGET
+from batchnorm.lab.runs.ranks import place
+from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.optim import param_groups
-
-if TYPE_CHECKING:
-    from batchnorm.lab.runs.recorder import Recorder
 
 SIDE = 0.3  # weight of a side classifier's loss (Szegedy et al. 2014)
 DIGITS = 8  # of what is recorded
+
+__all__ = ["OPTIONS", "check", "run"]
 
 
 @dataclass
@@ -47,15 +48,26 @@ class Course:
         >>> Course([[10, 0.5], [20, 0.74], [30, 0.73]]).result()["steps_to_target"]
         20
         """
-        best = max(self.history, key=lambda entry: entry[1], default=None)
+        best = max(self.history, key=lambda entry: entry[1], default=(0, 0.0))
         return {
             "accuracy": self.history[-1][1] if self.history else None,
-            "best_accuracy": best and best[1],
-            "best_step": best and int(best[0]),
+            "best_accuracy": best[1] if self.history else None,
+            "best_step": int(best[0]) if self.history else None,
             "target": target,
             "steps_to_target": next((int(step) for step, value in self.history if value >= target), None),
             "diverged_at": self.diverged or None,
+            "headline": f"diverged at step {self.diverged:,}" if self.diverged else f"best accuracy {best[1]:.1%}",
         }
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Refuse options that cannot be run.
+
+    >>> check({"steps": -1})
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: steps is -1; give a whole number from 0 up
+    """
+    Settings.of(options)
 
 
 def run(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -72,15 +84,15 @@ def run(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
             f"a batch of {settings.batch} cannot be shared equally by {processes} processes",
             do=f"set batch to a multiple of {processes}",
         )
-    model = settings.network(len(index.classes)).to(device, PRECISIONS[settings.precision])
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.SGD(param_groups(model, settings.chosen("l2")), lr=0.0, momentum=MOMENTUM)
-    start, course = resume(recorder, settings, index, model, optimizer)
     devices = [torch.cuda.current_device()] if device.type == "cuda" else []
-    whole: nn.Module = model
-    if processes > 1:
-        whole = DistributedDataParallel(model, device_ids=devices or None, broadcast_buffers=False)
     with torch.random.fork_rng(devices):
+        model = settings.network(len(index.classes)).to(device, PRECISIONS[settings.precision])
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimizer = torch.optim.SGD(param_groups(model, settings.chosen("l2")), lr=0.0, momentum=MOMENTUM)
+        start, course = resume(recorder, settings, index, model, optimizer)
+        whole: nn.Module = model
+        if processes > 1:
+            whole = DistributedDataParallel(model, device_ids=devices or None, broadcast_buffers=False)
         if start < settings.total and not course.diverged:
             train(whole, model, optimizer, settings, index, recorder, start, course)
     size = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
@@ -146,7 +158,7 @@ def train(
         with torch.autocast(device.type, torch.bfloat16, enabled=settings.precision == "bfloat16"):
             loss = loss_of(whole(images), labels.to(device, non_blocking=True))
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step % settings.log_every == 0 or step == settings.total:
             mean = float(summed(loss.detach().double())) / processes

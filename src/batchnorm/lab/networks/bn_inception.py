@@ -139,10 +139,10 @@ class Module(nn.Module):
         """Build the branches of a row."""
         super().__init__()
         if row.one:
-            self.one = unit(inputs, row.one, 1)
-        self.three = nn.Sequential(unit(inputs, row.three[0], 1), unit(*row.three, 3, row.stride))
+            self.conv1x1 = unit(inputs, row.one, 1)
+        self.conv3x3 = nn.Sequential(unit(inputs, row.three[0], 1), unit(*row.three, 3, row.stride))
         reduced, filters = row.double
-        self.double = nn.Sequential(
+        self.double3x3 = nn.Sequential(
             unit(inputs, reduced, 1), unit(reduced, filters, 3), unit(filters, filters, 3, row.stride)
         )
         pool = nn.MaxPool2d(3, row.stride, 1) if row.pool == "max" else nn.AvgPool2d(3, 1, 1, count_include_pad=False)
