@@ -13,6 +13,7 @@ from batchnorm.doctor.explain import explain, rules
 from batchnorm.lab.command import race
 from batchnorm.lab.demo import watch_demo
 from batchnorm.lab.figure1.command import figure1
+from batchnorm.lab.judge.command import claims
 from batchnorm.lab.landscape.command import landscape
 from batchnorm.lab.runs.command import lab
 from batchnorm.report.command import report
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (race, watch_demo, figure1, landscape, report, check, explain, rules, calibrate, fold, bench):
+for command in (race, watch_demo, figure1, landscape, claims, report, check, explain, rules, calibrate, fold, bench):
     app.command()(command)
 app.add_typer(lab)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import os
 import struct
 
 import numpy as np
@@ -11,7 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from batchnorm.errors import BatchNormError
-from batchnorm.lab.data import idx, mnist
+from batchnorm.lab.data import idx
+from batchnorm.lab.data.sets import load
 
 
 def packed(array):
@@ -106,39 +106,26 @@ def test_any_bytes_are_an_array_or_one_sentence(tmp_path, content):
 @pytest.mark.parametrize("dots", [False, True])
 def test_a_folder_is_read(tmp_path, compressed, dots):
     arrays = written(tmp_path / "own", compressed=compressed, dots=dots)
-    data = mnist.load(tmp_path / "own")
-    held = (data.train_images, data.train_labels, data.test_images, data.test_labels)
+    data = load("idx", tmp_path / "own")
+    held = (data.train.images[:, 0], data.train.labels, data.test.images[:, 0], data.test.labels)
     assert all(np.array_equal(a, b) for a, b in zip(held, arrays, strict=True))
-    assert data.name == "idx images in own"
-    assert data.classes == 10
-    assert data.checksum == mnist.checksum(arrays)
-    arrays[0][3, 1, 1] ^= 1
-    assert data.checksum != mnist.checksum(arrays)
-
-
-def test_the_checksum_knows_shapes():
-    one = np.arange(12, dtype=np.uint8)
-    assert mnist.checksum([one.reshape(3, 4)]) != mnist.checksum([one.reshape(4, 3)])
+    assert (data.title, data.classes) == ("idx images in own", tuple("0123456789"))
+    assert (data.train.images.dtype, data.train.labels.dtype) == (np.uint8, np.int64)
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path):
     def refused(words):
         with pytest.raises(BatchNormError, match=words):
-            mnist.load(tmp_path / "own")
+            load("idx", tmp_path / "own")
 
     written(tmp_path / "own")
     (tmp_path / "own" / "t10k-labels-idx1-ubyte").unlink()
-    refused("has no t10k-labels-idx1-ubyte, with or without .gz")
+    refused("own has no t10k-labels-idx1-ubyte, with or without .gz; put it there")
     written(tmp_path / "own")
     (tmp_path / "own" / "train-labels-idx1-ubyte").write_bytes(packed(np.zeros(29, np.uint8)))
     refused("has 29 labels for the 30 images of train-images-idx3-ubyte")
     written(tmp_path / "own")
     (tmp_path / "own" / "t10k-images-idx3-ubyte").write_bytes(packed(np.zeros((12, 5, 4), np.uint8)))
-    refused("training images are 4 x 4, test images 5 x 4")
+    refused("own: training images are 1 x 4 x 4, test images 1 x 5 x 4")
     (tmp_path / "own" / "t10k-images-idx3-ubyte").write_bytes(packed(np.zeros((12, 4, 4), np.float32)))
-    refused("it holds float32 numbers of shape 12 x 4 x 4; give bytes with 3 axes, not empty")
-
-
-@pytest.mark.skipif("BATCHNORM_DATA" not in os.environ, reason="BATCHNORM_DATA names no folder")
-def test_published_data_are_known_by_their_names():
-    assert mnist.load(os.environ["BATCHNORM_DATA"]).name in mnist.KNOWN
+    refused("t10k-images-idx3-ubyte: it holds float32 numbers of shape 12 x 4 x 4; give bytes with 3 axes")

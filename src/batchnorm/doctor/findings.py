@@ -108,8 +108,8 @@ class Findings(Sequence[Finding]):
         ['failed', 'findings', 'skipped']
         """
         found = [asdict(finding) for finding in self._found]
-        plain: dict[str, Any] = plain({"findings": found, "skipped": self.skipped, "failed": self.failed})
-        return plain
+        held: dict[str, Any] = plain({"findings": found, "skipped": self.skipped, "failed": self.failed})
+        return held
 
     def __str__(self) -> str:
         lines = [f"{finding.severity:<8} {printable(str(finding))}" for finding in self._found]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -151,13 +151,23 @@ def mapped(path: Path) -> Any:
 def store(folder: Path, parts: Parts, digest: str, sources: Sequence[Source]) -> None:
     """Write the arrays, then the manifest; remove what an older manifest named."""
     files = {array_file(folder, name, digest): array for name, array in parts.arrays.items()}
-    for path, array in files.items():
-        with replacing(path) as temporary:
-            np.save(temporary, array, allow_pickle=False)
-    write_manifest(folder, parts.classes, digest, sources)
-    for path in folder.glob("*.npy"):
-        if path not in files:
-            path.unlink(missing_ok=True)
+    try:
+        for path, array in files.items():
+            with replacing(path) as temporary:
+                np.save(temporary, array, allow_pickle=False)
+        write_manifest(folder, parts.classes, digest, sources)
+    except (BatchNormError, OSError):
+        if load(folder, sources) is None:  # a full disk must not keep arrays that are of no use
+            remove(files)
+        raise
+    remove(set(folder.glob("*.npy")) - set(files))
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files, as far as that is possible."""
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()
 
 
 def write_manifest(folder: Path, classes: Sequence[str], digest: str, sources: Sequence[Source]) -> None:

@@ -10,6 +10,8 @@ from batchnorm.errors import BatchNormError
 from batchnorm.terminal import say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from batchnorm.lab.data.sets import Spec
 
 
@@ -35,7 +37,7 @@ def data(
 
       batchnorm lab data --data ~/data --check cifar10
     """
-    from batchnorm.lab.data.sets import SETS, named
+    from batchnorm.lab.data.sets import BUNDLED, SETS, VARIABLE, base_folder, named
     from batchnorm.present import Listing, draw, plain_console
 
     if check:
@@ -43,36 +45,39 @@ def data(
         return
     if size is not None:
         raise BatchNormError("--size was given without --check", do="give --check imagefolder --size 64")
-    rows, missing = [], []
+    base = base_folder(data)
+    rows, sentences = [], []
     for spec in SETS:
-        place, problem = status(spec, data)
-        rows.append((spec.name, spec.about, "known" if spec.checksum or spec.name == "digits" else "not known", place))
-        missing += [f"{spec.name}: {problem}"] if problem else []
-    listing = Listing("Data sets", ("set", "images", "checksum", "where"), tuple(rows))
-    plain_console().print(draw(listing, whole=["set", "checksum"]))
-    for sentence in missing:
-        say(sentence)
+        where, sentence = ("in this package", "") if spec.name == BUNDLED else status(spec, base)
+        rows.append((spec.name, spec.about, "known" if spec.checksum else "not known", where))
+        sentences += [f"{spec.name}: {sentence}."] if sentence else []
+    columns = ("set", "images", "checksum", "where")
+    plain_console().print(draw(Listing("Data sets", columns, tuple(rows)), whole=["set", "checksum"]))
+    for line in sentences:
+        say(line)
+    if base is None:
+        say(f"DIR is a folder of your choice: give --data DIR, or set {VARIABLE}=DIR.")
 
 
-def status(spec: Spec, folder: str) -> tuple[str, str]:
-    """Return in a word or a path where a set is, and a sentence if it is not there or not whole.
+def status(spec: Spec, base: Path | None) -> tuple[str, str]:
+    """Return where a set is in a folder, and a sentence if it is missing or not whole.
 
     >>> from batchnorm.lab.data.sets import named
-    >>> status(named("digits"), "")
-    ('in this package', '')
+    >>> status(named("imagefolder"), None)
+    ('missing', 'put train/CLASS/*.jpg and val/CLASS/*.jpg (or .png and others) in DIR')
     """
-    from batchnorm.lab.data.sets import BUNDLED, locate
+    from pathlib import Path
 
-    if spec.name == BUNDLED:
-        return "in this package", ""
+    from batchnorm.lab.data.sets import advice, locate
+
     try:
-        place = locate(spec, folder)
-    except BatchNormError as error:
-        return "missing", str(error)
+        place = locate(spec, base or "")
+    except BatchNormError:
+        return "missing", advice(spec, base or Path("DIR"))
     try:
         spec.module.sources(place)
     except BatchNormError as error:
-        return f"incomplete: {place}", str(error)
+        return f"not whole: {place}", str(error)
     return str(place), ""
 
 
@@ -82,13 +87,12 @@ def verify(spec: Spec, folder: str, size: int | None) -> None:
 
     found = load(spec.name, folder, size=size)
     shape = " x ".join(map(str, found.train.images.shape[1:]))
-    published = spec.checksum == found.checksum or spec.name == "digits"
     for line in (
         f"{found.title}: {len(found.train):,} training and {len(found.test):,} test images of {shape}, "
         f"{len(found.classes):,} classes",
         f"SHA-256 of all images and labels: {found.checksum}",
         "These are the published images."
-        if published
+        if spec.checksum
         else "The checksum of this set is not known; the files are whole and belong together.",
     ):
         say(line)

@@ -73,7 +73,7 @@ def index(folder: str | os.PathLike[str]) -> Index:
     found: list[tuple[Item, ...]] = []
     for name in (train, val):
         items: list[Item] = []
-        for label, kind in enumerate(classes):
+        for label, kind in enumerate(slow(classes, f"listing {root / name}")):
             before = len(items)
             for path, size in images(root / name / kind, f"{name}/{kind}"):
                 items.append((path, label))

@@ -41,12 +41,18 @@ def spellings(*names: str, within: str) -> tuple[str, ...]:
     return (*names, *(f"{name}/{within}" for name in names), within, "")
 
 
-IDX = "train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte (or .gz)"
+IDX = "its four files (train-images-idx3-ubyte.gz and so on, compressed or not)"
 MNIST = "with torchvision.datasets.MNIST(DIR, download=True) or from http://yann.lecun.com/exdb/mnist"
 MNIST_PLACES = spellings("mnist", "MNIST", within="raw")
 CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 SETS = (
-    Spec(BUNDLED, "digits", "1,797 handwritten digits, grey, 8 x 8", digits),
+    Spec(
+        BUNDLED,
+        "digits",
+        "1,797 handwritten digits, grey, 8 x 8",
+        digits,
+        checksum="78b9fb7232e4cb7d8639c00892cd99b76c5f80748f78dc204405a8609d80fd60",
+    ),
     Spec(
         "mnist",
         "MNIST",
@@ -175,24 +181,30 @@ def locate(spec: Spec, folder: str | os.PathLike[str] = "") -> Path:
 
     >>> locate(named("fashion-mnist"), "no-such-folder")
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: no-such-folder is no folder; name the one that has Fashion-MNIST
+    batchnorm.errors.BatchNormError: no-such-folder is no folder; name the one that has your data sets
 
     Where no folder has all files of the set, one that has some is returned.
     """
-    given = os.fspath(folder) or os.environ.get(VARIABLE, "")
-    if not given:
-        raise BatchNormError(
-            f"no folder was given for {spec.title}",
-            do=f"{advice(spec, Path('DIR'))}, and give --data DIR or set {VARIABLE}=DIR",
-        )
-    base = Path(given)
-    if not base.is_dir():
-        named_by = "" if os.fspath(folder) else f" ({VARIABLE})"
-        raise BatchNormError(f"{base}{named_by} is no folder", do=f"name the one that has {spec.title}")
+    base = base_folder(folder)
+    if base is None:
+        do = f"{advice(spec, Path('DIR'))}, and give --data DIR or set {VARIABLE}=DIR"
+        raise BatchNormError(f"no folder was given for {spec.title}", do=do)
     some = [place for place in (base / name for name in spec.places) if spec.module.present(place)]
     if not some:
         raise BatchNormError(f"{base} has no {spec.title}", do=advice(spec, base))
-    return next((place for place in some if complete(spec, place)), some[0])
+    return some[0] if len(some) == 1 else next((place for place in some if complete(spec, place)), some[0])
+
+
+def base_folder(folder: str | os.PathLike[str]) -> Path | None:
+    """Return the folder that is given, or that of ``$BATCHNORM_DATA``; None without either."""
+    given, variable = os.fspath(folder), os.environ.get(VARIABLE, "")
+    if not (given or variable):
+        return None
+    base = Path(os.path.expanduser(given or variable))
+    if not base.is_dir():
+        place = given or f"{VARIABLE} is {variable}, which"
+        raise BatchNormError(f"{place} is no folder", do="name the one that has your data sets")
+    return base
 
 
 def advice(spec: Spec, base: Path) -> str:

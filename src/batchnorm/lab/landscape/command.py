@@ -19,7 +19,7 @@ def landscape(
         str,
         typer.Option(
             envvar="BATCHNORM_DATA",
-            help="A folder with MNIST's four idx files, with or without .gz. Without it, the bundled digits.",
+            help="A folder with MNIST's four idx files, or with a folder mnist. Without it, the bundled digits.",
             metavar="DIR",
         ),
     ] = "",

@@ -31,7 +31,12 @@ from batchnorm.transforms.convert import convert
 NORMS = tuple(dict.fromkeys(norm for _, norms in NETWORKS.values() for norm in norms))
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 OPTIONS = (
-    Option("data", "digits", "the data set; its files are in --data or BATCHNORM_DATA", tuple(spec.name for spec in sets.SETS)),
+    Option(
+        "data",
+        "digits",
+        "the data set; its files are in --data or BATCHNORM_DATA",
+        tuple(spec.name for spec in sets.SETS),
+    ),
     Option("size", 32, "pixels of an image's side, with data=imagefolder"),
     Option("network", "residual", "which network", tuple(NETWORKS)),
     Option("norm", "batch", "its norm: batch is ours, torch is torch's Batch Normalization", NORMS),
@@ -67,7 +72,8 @@ def check(options: Mapping[str, Any]) -> None:
     norms = NETWORKS[options["network"]][1]
     if options["norm"] not in norms:
         raise BatchNormError(
-            f"the network {options['network']!r} has no norm {options['norm']!r}", do=f"choose one of {', '.join(norms)}"
+            f"the network {options['network']!r} has no norm {options['norm']!r}",
+            do=f"choose one of {', '.join(norms)}",
         )
 
 
@@ -104,12 +110,17 @@ def run(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
         own = chosen[rank::world]
         loss = F.cross_entropy(trained(data.train_inputs[own]), data.train_labels[own])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         value = ranks.mean(loss.item())
         if not math.isfinite(value):
             recorder.log(step, loss=value)
-            return {"diverged_at": step, "accuracy": best, "best_accuracy": best, "headline": f"diverged at step {step}"}
+            return {
+                "diverged_at": step,
+                "accuracy": best,
+                "best_accuracy": best,
+                "headline": f"diverged at step {step}",
+            }
         total, count = total + value, count + 1
         if step % options["every"] == 0 or step == options["steps"]:
             accuracy = validate(network, data, rank, world)

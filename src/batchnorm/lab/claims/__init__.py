@@ -1,0 +1,41 @@
+"""The claims, one a file: add the file, and its name to the table, in the order of the page."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from batchnorm.errors import BatchNormError
+
+if TYPE_CHECKING:
+    from batchnorm.lab.judge.claim import Claim
+
+NAMES = (
+    "algebra",
+    "learning-rate",
+)  # fmt: skip
+
+
+def claim_named(name: str) -> Claim:
+    """Return a claim.
+
+    >>> claim_named("algebar")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: there is no claim 'algebar'; did you mean 'algebra'?
+    """
+    if name not in NAMES:
+        close = difflib.get_close_matches(name, NAMES, 1)
+        hint = f"did you mean {close[0]!r}?" if close else "see batchnorm claims"
+        raise BatchNormError(f"there is no claim {name!r}", do=hint)
+    module = import_module(f"batchnorm.lab.claims.{name.replace('-', '_')}")
+    return cast("Claim", module.CLAIM)
+
+
+def all_claims() -> list[Claim]:
+    """Return every claim, in the order of the page.
+
+    >>> all_claims()[0].name
+    'algebra'
+    """
+    return [claim_named(name) for name in NAMES]
