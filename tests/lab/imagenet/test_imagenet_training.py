@@ -32,7 +32,7 @@ def process(place, options, processes=1, **recorder):
         command += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--max-restarts", "0"]
         command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     command += [str(HERE / "imagenet_process.py"), str(place), json.dumps(options), json.dumps(recorder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     return done.returncode, done.stdout + done.stderr
 
 

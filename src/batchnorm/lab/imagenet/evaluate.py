@@ -118,7 +118,7 @@ def load(path: str | Path, options: dict[str, Any] | None = None, classes: int =
     variant. Nothing is unpickled.
     """
     path = Path(path)
-    if path.is_dir():
+    if (path / "run.json").is_file():
         options, file = options_of(path), path / CHECKPOINT
     elif path.suffix == ".safetensors":
         file = path

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -90,13 +91,19 @@ def run(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = torch.optim.SGD(param_groups(model, settings.chosen("l2")), lr=0.0, momentum=MOMENTUM)
         start, course = resume(recorder, settings, index, model, optimizer)
-        whole: nn.Module = model
-        if processes > 1:
-            whole = DistributedDataParallel(model, device_ids=devices or None, broadcast_buffers=False)
+        whole = parallel(model, devices) if processes > 1 else model
         if start < settings.total and not course.diverged:
             train(whole, model, optimizer, settings, index, recorder, start, course)
     size = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
     return {**course.result(), **size, "images": len(index.train), "checksum": index.checksum}
+
+
+def parallel(model: nn.Module, devices: list[int]) -> nn.Module:
+    """Average the gradients of all processes; their running statistics stay their own."""
+    with warnings.catch_warnings():
+        # torch 2.13 deprecates the argument; the new one would send the first process's buffers to all at the start.
+        warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+        return DistributedDataParallel(model, device_ids=devices or None, broadcast_buffers=False)
 
 
 def own_device() -> torch.device:
