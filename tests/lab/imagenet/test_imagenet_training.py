@@ -14,8 +14,8 @@ from imagenet_recorder import Recorder
 from safetensors.torch import load_file
 
 from batchnorm.errors import BatchNormError
-from batchnorm.lab.imagenet.evaluate import evaluate_paths
-from batchnorm.lab.imagenet.examples import open_folder, training_batches
+from batchnorm.lab.imagenet.evaluate import evaluate_paths, load
+from batchnorm.lab.imagenet.examples import looks, open_folder, training_batches
 from batchnorm.lab.imagenet.settings import Settings
 from batchnorm.lab.imagenet.train import run
 from batchnorm.lab.imagenet.variants import VARIANTS
@@ -56,6 +56,14 @@ def trained(place, options, **recorder):
     result = run(options, held)
     (Path(place) / "result.json").write_text(json.dumps(result))
     return outcome(place)
+
+
+def validation_loss(place, options):
+    """The loss of the saved network, over all validation images at once."""
+    model, _, _ = load(Path(place) / "checkpoint.safetensors", options)
+    views, labels = zip(*looks(open_folder(options["data"]), size=options["size"]), strict=True)
+    with torch.no_grad():
+        return torch.nn.functional.cross_entropy(model(torch.cat(views)[:, 0].double()), torch.cat(labels)).item()
 
 
 def assert_same(first, second):
@@ -179,12 +187,14 @@ def test_two_processes_go_on_exactly_after_a_kill(pairs):
 @pytest.mark.slow
 def test_without_sync_each_process_has_statistics_of_its_own_and_the_network_their_mean(pairs):
     base, _, options = pairs
-    tensors = outcome(base / "whole")[2]
+    lines, _, tensors = outcome(base / "whole")
     rows = tensors["statistics"]
     assert rows.shape[0] == 2
     assert (rows[0] - rows[1]).abs().max() > 1e-4
     names = [name for name, _ in Settings.of(options).network(3).named_buffers() if "running" in name]
     torch.testing.assert_close(torch.cat([tensors[f"network.{name}"] for name in names]), rows.mean(0))
+    # Validation had that mean, too, on every process.
+    assert validation_loss(base / "whole", options) == pytest.approx(lines[-1]["validation_loss"], rel=1e-7)
     with pytest.raises(BatchNormError, match="the run began with 2 processes, each with statistics of its own"):
         run(options, Recorder(base / "whole"))
 
@@ -218,9 +228,10 @@ def test_a_run_ends_when_its_loss_is_not_finite(options, tmp_path):
 
 
 def test_what_was_saved_at_the_end_is_what_validation_saw(options, tmp_path):
-    _, result, _ = trained(tmp_path, options)
+    lines, result, _ = trained(tmp_path, options)
     (score,) = evaluate_paths([tmp_path / "checkpoint.safetensors"], open_folder(options["data"]), options=options)
     assert 1 - score.top1 == pytest.approx(result["accuracy"])
+    assert validation_loss(tmp_path, options) == pytest.approx(lines[-1]["validation_loss"], rel=1e-7)
 
 
 def test_a_resumed_run_sees_the_rest_of_the_images(options):

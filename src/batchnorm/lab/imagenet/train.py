@@ -174,9 +174,9 @@ def train(
             clock = now
             course.diverged = 0 if math.isfinite(mean) else step
         if step % settings.validate_every == 0 or step == settings.total:
-            accuracy = validate(model, settings, index)
+            accuracy, mean = validate(model, settings, index)
             course.history.append([step, accuracy])
-            recorder.log(step, accuracy=accuracy)
+            recorder.log(step, accuracy=accuracy, validation_loss=_rounded(mean))
         last = step == settings.total or bool(course.diverged)
         if ended(recorder, settings, step, last, model, optimizer, course, index) or last:
             return
@@ -231,24 +231,27 @@ def ended(
 
 
 @torch.no_grad()
-def validate(model: nn.Module, settings: Settings, index: Index) -> float:
-    """Return the single-crop accuracy on the validation images, which the processes share."""
+def validate(model: nn.Module, settings: Settings, index: Index) -> tuple[float, float]:
+    """Return the single-crop accuracy and the mean loss on the validation images, which the processes share."""
     rank, processes = place()
     views = looks(index, size=settings.size, workers=settings.workers, rank=rank, processes=processes)
     model.eval()
     with averaged(model):
-        right = correct(model, views)
+        found = counted(model, views)
     model.train()
-    return float(summed(torch.tensor(right, device=next(model.parameters()).device))) / len(index.val)
+    right, loss = (summed(found.to(next(model.parameters()).device)) / len(index.val)).tolist()
+    return right, loss
 
 
-def correct(model: nn.Module, views: Iterable[tuple[Tensor, Tensor]]) -> int:
-    """Count the images whose single view is classified correctly."""
-    parameter, right = next(model.parameters()), 0
+def counted(model: nn.Module, views: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return how many images are classified right by their single view, and the sum of their losses."""
+    parameter, found = next(model.parameters()), torch.zeros(2, dtype=torch.float64)
     for images, labels in views:
         images = images[:, 0].to(parameter.device, parameter.dtype, memory_format=torch.channels_last)
-        right += int((model(images).argmax(1).cpu() == labels).sum())
-    return right
+        scores = model(images).double().cpu()
+        right = (scores.argmax(1) == labels).sum()
+        found += torch.stack([right.double(), F.cross_entropy(scores, labels, reduction="sum")])
+    return found
 
 
 def _rounded(value: float) -> float:
