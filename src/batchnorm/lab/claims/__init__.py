@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 NAMES = (
     "algebra",
     "learning-rate",
+    "inception-imagenet",
 )  # fmt: skip
 
 
