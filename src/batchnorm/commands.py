@@ -14,6 +14,7 @@ from batchnorm.lab.command import race
 from batchnorm.lab.demo import watch_demo
 from batchnorm.lab.figure1.command import figure1
 from batchnorm.lab.judge.command import claims
+from batchnorm.lab.judge.command import report as claims_page
 from batchnorm.lab.landscape.command import landscape
 from batchnorm.lab.runs.command import lab
 from batchnorm.report.command import report
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 for command in (race, watch_demo, figure1, landscape, claims, report, check, explain, rules, calibrate, fold, bench):
     app.command()(command)
+lab.command(name="report")(claims_page)
 app.add_typer(lab)
 
 

@@ -14,6 +14,7 @@ register("race --network residual", "batchnorm.lab.depth.figures", "The Batch No
 register("race --model", "batchnorm.lab.own.figures", "The race of your network")
 register("figure1", "batchnorm.lab.figure1.figures", "Figure 1: what a sigmoid is given")
 register("landscape", "batchnorm.lab.landscape.figures", "The landscape of the loss")
+register("lab claims", "batchnorm.lab.judge.figures", "Claims about Batch Normalization, run here")
 register("lab compare", "batchnorm.lab.runs.figures", "Runs compared")
 register("watch", "batchnorm.observe.figures", "The signal in a network")
 register("check", "batchnorm.doctor.figures", "What the doctor found")

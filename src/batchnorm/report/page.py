@@ -11,10 +11,11 @@ from batchnorm.files import write_atomically
 from batchnorm.report.embed import embedded, guarded, plotly_script
 from batchnorm.report.figures import figures_of
 from batchnorm.report.fit import fitting
+from batchnorm.report.intervals import bar
 from batchnorm.report.load import Run
 from batchnorm.report.panels import charts, sheet
 from batchnorm.report.registry import drawing_of
-from batchnorm.report.sections import Panels, Player, Plot, Section
+from batchnorm.report.sections import Ledger, Panels, Player, Plot, Section, all_within
 
 TITLE = "Batch Normalization: a report"
 
@@ -28,7 +29,7 @@ def page(runs: Sequence[Run]) -> str:
     (True, False)
     """
     parts = [(run, tuple(figures_of(run.records))) for run in fitting(runs)]
-    sections = [section for _, own in parts for section in own]
+    sections = list(all_within(section for _, own in parts for section in own))
     text: str = (
         _templates()
         .get_template("page.html.j2")
@@ -39,6 +40,7 @@ def page(runs: Sequence[Run]) -> str:
             plotly=plotly_script() if any(isinstance(section, Plot) for section in sections) else "",
             small=any(isinstance(section, Panels) for section in sections),
             playing=any(isinstance(section, Player) for section in sections),
+            judged=any(isinstance(section, Ledger) for section in sections),
         )
     )
     return text
@@ -112,6 +114,7 @@ def _templates() -> Any:
     )
     environment.filters["embedded"] = embedded
     environment.filters["charts"] = charts
+    environment.filters["bar"] = bar
     environment.globals["charts_style"] = sheet
     environment.globals["source"] = lambda name: guarded(loader.get_source(environment, name)[0])
     return environment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -154,7 +154,76 @@ class Headline:
     bars: tuple[Bar, ...] = ()
 
 
-Section = Table | Plot | Panels | Player | Headline
+@dataclass(frozen=True)
+class Interval:
+    """A quantity with its interval, beside the threshold on whose side it was claimed to lie."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    threshold: float
+    above: bool  # whether the claimed side is above the threshold
+    text: str  # the value and its interval
+    claimed: str  # the side and the threshold
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a ledger that opens: what was judged, how, the figures, the pictures, the card."""
+
+    name: str
+    title: str
+    outcome: str
+    sentence: str
+    source: str
+    links: tuple[tuple[str, str], ...]  # a text, and the address it leads to or nothing
+    reported: str  # the figure of the source
+    shown: Interval | None  # in the row; ``intervals`` has all
+    intervals: tuple[Interval, ...]
+    amounts: tuple[str, ...]
+    command: str
+    sections: tuple[Table | Plot | Panels | Headline, ...]
+    card: tuple[tuple[str, str], ...]
+    remark: tuple[str, str] | None = None  # a heading, and what must not be missed
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Rows with an outcome each, in groups with a heading each; the outcomes are counted in a bar that filters."""
+
+    kind: ClassVar[str] = "ledger"
+    title: str
+    sentence: str
+    groups: tuple[tuple[str, tuple[Entry, ...]], ...]
+    looks: Mapping[str, str]  # of every outcome: good, bad, open or none
+    unit: str = "rows"
+    notes: tuple[str, ...] = ()
+
+    def counted(self) -> list[tuple[str, int]]:
+        """Return every outcome that there is, and how many rows have it.
+
+        >>> Ledger("", "", (), {"confirmed": "good"}).counted()
+        []
+        """
+        found = [entry.outcome for _, entries in self.groups for entry in entries]
+        return [(outcome, found.count(outcome)) for outcome in self.looks if outcome in found]
+
+
+Section = Table | Plot | Panels | Player | Headline | Ledger
+
+
+def all_within(sections: Iterable[Section]) -> Iterator[Section]:
+    """Yield every section, those inside of others included.
+
+    >>> [section.title for section in all_within([Headline("one", ""), Ledger("two", "", (), {})])]
+    ['one', 'two']
+    """
+    for section in sections:
+        yield section
+        if isinstance(section, Ledger):
+            yield from (inner for _, entries in section.groups for entry in entries for inner in entry.sections)
 
 
 def short(value: float | None, digits: int = 3) -> str:

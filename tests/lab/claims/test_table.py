@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from batchnorm.errors import BatchNormError
 from batchnorm.lab.claims import NAMES, all_claims, claim_named
 from batchnorm.lab.judge.claim import BUDGETS, QUESTIONS, not_run
 from batchnorm.lab.judge.command import card
-from batchnorm.lab.judge.measure import State
+from batchnorm.lab.judge.measure import State, state_of
+from batchnorm.lab.runs.store import Store
 
 CLAIMS = Path(claim_named.__code__.co_filename).parent
 
@@ -28,11 +30,14 @@ def test_a_claim_is_whole(name, capsys):
     for budget in BUDGETS:
         runs = claim.runs(budget)
         assert len({run.key for run in runs}) == len(runs)
+        assert bool(runs) != bool(claim.command)  # what has no parts says what carries it out
     card(State(claim, "", (), not_run(claim), 0.0))
-    assert claim.rule in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert claim.rule in text
+    assert f"run it: {claim.how_to_run}" in text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [claim.name for claim in all_claims() if not claim.command])
 def test_a_claim_has_a_test_of_its_rule(name):
     test = Path(__file__).parent / f"test_{name.replace('-', '_')}.py"
     assert "check_rule(" in test.read_text(encoding="utf-8")
@@ -40,3 +45,11 @@ def test_a_claim_has_a_test_of_its_rule(name):
 
 def test_the_claims_are_in_the_order_of_the_table():
     assert tuple(claim.name for claim in all_claims()) == NAMES
+
+
+def test_a_claim_without_parts_is_never_judged(tmp_path):
+    claim = claim_named("inception-imagenet")
+    state = state_of(claim, Store(tmp_path))
+    assert (state.budget, state.judgement.outcome) == ("", "not judged")
+    with pytest.raises(BatchNormError, match="--set variant=inception"):
+        claim.measure({}, None)

@@ -49,6 +49,7 @@ NAMES = (
     "local-statistics",
     "heads",
     "joint-batches",
+    "inception-imagenet",
 )  # fmt: skip
 
 

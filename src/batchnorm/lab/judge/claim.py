@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from batchnorm.errors import BatchNormError
 from batchnorm.lab.judge.evidence import Estimate, verdict_of
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.lab.runs.run import Run
@@ -80,6 +81,12 @@ class Claim:
     limits: str  # of the card: what the experiment cannot show
     retelling: str = ""  # a popular retelling that is wrong, and what is right
     version: int = 1  # raise it when the protocol changes: its runs are made anew
+    command: str = ""  # what carries it out where it has no parts, because it takes a cluster
+
+    @property
+    def how_to_run(self) -> str:
+        """Return the command that carries out the claim."""
+        return self.command or f"batchnorm lab run {self.name}"
 
     def runs(self, budget: str) -> list[Run]:
         """Return the runs that a budget asks for; parts that two budgets share are the same runs."""
@@ -89,7 +96,41 @@ class Claim:
 
 def not_run(claim: Claim) -> Judgement:
     """Return what is known of a claim before all of its parts are finished."""
-    return Judgement(NOT_JUDGED, "It was not run yet.")
+    return Judgement(NOT_JUDGED, "It is run apart from the others." if claim.command else "It was not run yet.")
+
+
+def listed(*, command: str, **card: Any) -> Claim:
+    """Return a claim that is listed with its command, and never judged here: it has no parts.
+
+    >>> listed(
+    ...     command="batchnorm lab run big", name="big", question="works", title="A claim", statement="It holds.",
+    ...     source=Source("", ""), rule="", method="", limits="",
+    ... ).runs("full")
+    []
+    """
+
+    def measure(options: Mapping[str, Any], recorder: Recorder) -> Mapping[str, Any]:
+        raise BatchNormError(f"the claim {card['name']} has no parts to measure", do=f"run it with: {command}")
+
+    return Claim(
+        parts=lambda budget: [],
+        measure=measure,
+        judge=lambda parts: judged("It has no parts.", []),
+        draw=lambda parts: [],
+        command=command,
+        **card,
+    )
+
+
+def deciding(judgement: Judgement) -> Estimate | None:
+    """Return the estimate that decides: the first one with the outcome of the whole.
+
+    >>> kept, broken = Estimate("a", 2, 1.5, 3, threshold=1), Estimate("b", 0.2, 0.1, 0.3, threshold=1)
+    >>> deciding(judged("", [kept, broken])).what
+    'b'
+    """
+    own = [estimate for estimate in judgement.estimates if estimate.outcome == judgement.outcome]
+    return next(iter(own or judgement.estimates), None)
 
 
 def _words(part: Mapping[str, Any]) -> list[str]:

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchnorm.errors import BatchNormError, printable
+from batchnorm.files import check_target
+from batchnorm.report.command import announce, page_named
 from batchnorm.terminal import say
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from batchnorm.lab.judge.measure import State
 
+PAGE, RECORDS = "claims.html", "claims.json"
 STYLES = {"confirmed": "green", "refuted": "red", "inconclusive": "yellow", "not judged": "dim"}
+WORDS = {"not judged": "not run"}
+WIDE = 1000  # characters of a line that goes to a file or a pipe
 MARKS = {"confirmed": "+", "refuted": "x", "inconclusive": "?", "not judged": "."}
 
 
@@ -35,7 +42,7 @@ def claims(
 
       batchnorm claims --verdict refuted
 
-    Run them with batchnorm lab run NAME, or batchnorm lab run --all.
+    Run them with batchnorm lab run NAME, or batchnorm lab run --all; batchnorm lab report draws them on one page.
     """
     from batchnorm.lab.claims import all_claims, claim_named
     from batchnorm.lab.judge.measure import state_of
@@ -54,34 +61,87 @@ def claims(
     )
 
 
-def table(states: list[State]) -> None:
-    """Print one row for each claim, by question, and a line that counts the verdicts."""
+def report(
+    store: Annotated[
+        str,
+        typer.Option(
+            "--store", help="The folder of runs; by default $BATCHNORM_LAB, or ./batchnorm-lab.", metavar="DIR"
+        ),
+    ] = "",
+    out: Annotated[
+        str, typer.Option("--out", help="Write the page here; by default claims.html in the store.", metavar="FILE")
+    ] = "",
+    open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Draw all claims on one page: verdicts, figures, pictures, rules and limits, and how to run each.
+
+    The records of which it is drawn are written beside it, as claims.json; batchnorm report draws them again.
+
+    Examples:
+
+      batchnorm lab report --open
+
+      batchnorm lab report --store /shared/runs --out pages/claims.html
+    """
+    from batchnorm.lab.claims import all_claims
+    from batchnorm.lab.judge.measure import state_of
+    from batchnorm.lab.judge.records import COMMAND, to_records
+    from batchnorm.lab.runs.store import Store
+    from batchnorm.report.load import Run
+    from batchnorm.report.page import write_page
+
+    place = Store(store)
+    if not place.root.is_dir():
+        raise BatchNormError(f"there is no store {place.root}", do="give its folder as --store, or run a claim first")
+    page = page_named(out or str(place.root / PAGE))
+    check_target("--out", page)
+    records = to_records([state_of(each, place) for each in all_claims()])
+    kept = records.write(page.with_name(RECORDS))
+    announce(write_page([Run(COMMAND, records)], page), open)
+    say(f"Its records are {kept}")
+
+
+def table(states: list[State], console: Console | None = None) -> None:
+    """Print the claims by question, and a line that counts the verdicts.
+
+    On a terminal the sentence with the figures stands below each claim; in a file or a pipe each claim is one line.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from batchnorm.lab.judge.claim import QUESTIONS
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200
+    console = console or Console(highlight=False)
+    piped = not console.is_terminal
+    if piped:
+        console.width = WIDE
+    outcomes = [state.judgement.outcome for state in states]
+    columns = [f"{MARKS[outcome]} {WORDS.get(outcome, outcome)}" for outcome in outcomes]
     for key, question in QUESTIONS.items():
-        own = [state for state in states if state.claim.question == key]
+        own = [(state, verdict) for state, verdict in zip(states, columns, strict=True) if state.claim.question == key]
         if not own:
             continue
-        grid = Table(box=None, pad_edge=False, show_header=False, title=question, title_justify="left")
-        for state in own:
-            outcome = state.judgement.outcome
-            grid.add_row(
-                Text(f"{MARKS[outcome]} {outcome}", style=STYLES[outcome]),
-                Text(state.claim.name, style="bold"),
-                Text(state.claim.title),
-                Text(printable(state.judgement.sentence) if state.budget else "", style="dim"),
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(min_width=max(map(len, columns)), no_wrap=True)
+        if piped:
+            grid.add_column(min_width=max(len(state.claim.name) for state in states))
+        for state, verdict in own:
+            claim, sentence = state.claim, printable(state.judgement.sentence) if state.budget else ""
+            style = STYLES[state.judgement.outcome]
+            if piped:
+                cells = (verdict, claim.name, f"{claim.title}{': ' if sentence else ''}{sentence}")
+                grid.add_row(*map(Text, cells))
+                continue
+            words = Text.assemble(
+                (claim.name, "bold"), f": {claim.title}", *([("\n" + sentence, "dim")] * bool(sentence))
             )
+            grid.add_row(Text(verdict, style=style), words)
+        console.print(Text(question, style="bold underline"))
         console.print(grid)
-    counts = {outcome: sum(state.judgement.outcome == outcome for state in states) for outcome in MARKS}
-    words = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    say(f"{len(states)} claims: {words or 'none'}")
+        console.print()
+    counts = [f"{outcomes.count(each)} {WORDS.get(each, each)}" for each in MARKS if each in outcomes]
+    console.print(Text(f"{len(states)} claim{'s' * (len(states) != 1)}: {', '.join(counts) or 'none'}"))
 
 
 def card(state: State) -> None:
@@ -101,4 +161,4 @@ def card(state: State) -> None:
     say(f"  limits: {claim.limits}")
     if claim.retelling:
         say(f"  retold wrongly: {claim.retelling}")
-    say(f"  run it: batchnorm lab run {claim.name}")
+    say(f"  run it: {claim.how_to_run}")

@@ -52,11 +52,19 @@ class Estimate:
             return REFUTED if self.above else CONFIRMED
         return INCONCLUSIVE
 
+    @property
+    def figure(self) -> str:
+        """Return the value with its interval, in words."""
+        value, low, high = (written(number, self.unit) for number in (self.value, self.low, self.high))
+        return f"{value} ({low} to {high})" if low != high else value
+
+    @property
+    def claimed(self) -> str:
+        """Return the side of the threshold on which the claim says it lies."""
+        return f"{'above' if self.above else 'below'} {written(self.threshold, self.unit)}"
+
     def __str__(self) -> str:
-        side = "above" if self.above else "below"
-        value, low, high, threshold = (written(v, self.unit) for v in (self.value, self.low, self.high, self.threshold))
-        spread = f" ({low} to {high})" if low != high else ""
-        return f"{self.what}: {value}{spread}, claimed {side} {threshold}"
+        return f"{self.what}: {self.figure}, claimed {self.claimed}"
 
 
 def written(value: float, unit: str = "") -> str:
@@ -67,6 +75,8 @@ def written(value: float, unit: str = "") -> str:
     """
     if math.isinf(value):
         return "infinite" if value > 0 else "-infinite"
+    if math.isnan(value):
+        return "unknown"
     if unit == "%":
         return f"{100 * value:.1f}%"
     return f"{value:.3g}{unit}"

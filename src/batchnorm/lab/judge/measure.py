@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from batchnorm.lab.claims import claim_named
@@ -33,6 +33,7 @@ class State:
     parts: tuple[Part, ...]
     judgement: Judgement
     seconds: float
+    machine: Mapping[str, Any] = field(default_factory=dict)  # where the last part ran, and with which versions
 
 
 def state_of(claim: Claim, store: Store) -> State:
@@ -46,7 +47,8 @@ def state_of(claim: Claim, store: Store) -> State:
         folders = [store.folder(each) for each in runs]
         if runs and all(folder.finished for folder in folders):
             parts = tuple(part_of(folder) for folder in folders)
-            return State(claim, budget, parts, claim.judge(parts), sum(map(seconds_of, folders)))
+            machine = machine_of(folders[-1])
+            return State(claim, budget, parts, claim.judge(parts), sum(map(seconds_of, folders)), machine)
     return State(claim, "", (), not_run(claim), 0.0)
 
 
@@ -59,6 +61,12 @@ def part_of(folder: Folder) -> Part:
 def seconds_of(folder: Folder) -> float:
     """Return for how long a run ran, in all its starts."""
     return sum(float(attempt.get("seconds", 0.0)) for attempt in folder.attempts())
+
+
+def machine_of(folder: Folder) -> dict[str, Any]:
+    """Return where a run ran, in its last start, without what differs from one start to the next."""
+    last = folder.attempts()[-1:] or [{}]
+    return {key: value for key, value in last[0].items() if key not in ("started", "process", "seconds")}
 
 
 def runs_of_claims(claims: Sequence[Claim], budget: str, store: Store) -> list[Folder]:

@@ -75,8 +75,9 @@
   }
 
   const all = () => [...document.querySelectorAll(".plotly-figure")];
-  const sizes = new Map(all().map((element) => [element, room(element)])); // all before the first is drawn: one layout
-  for (const element of all()) {
+  const shut = (element) => element.closest("details:not([open])"); // drawn when it is opened
+  const sizes = new Map(); // of the charts that are drawn
+  function begin(element) {
     let resting = 0;
     draw(element, sizes.get(element));
     element.addEventListener("pointermove", (event) => {
@@ -85,6 +86,12 @@
     element.addEventListener("pointerleave", () => { clearTimeout(resting); resting = 0; });
     element.addEventListener("click", () => enliven(element)); // a finger that taps; one that scrolls does not
     new ResizeObserver(() => refit(element)).observe(element);
+  }
+  const seen = all().filter((element) => !shut(element));
+  for (const element of seen) sizes.set(element, room(element)); // all before the first is drawn: one layout
+  for (const element of all()) {
+    if (sizes.has(element)) begin(element);
+    else shut(element).addEventListener("toggle", () => { sizes.set(element, room(element)); begin(element); }, { once: true });
   }
   function refit(element) { // plotly fits its own charts
     const size = room(element), { W, H } = sizes.get(element);
@@ -99,7 +106,7 @@
     const of = box ? box.closest(".switches").dataset.of : menu && menu.dataset.of;
     if (of) draw(document.getElementById(of));
   });
-  const again = () => all().forEach((element) => draw(element));
+  const again = () => sizes.forEach((_, element) => draw(element));
   dark.addEventListener("change", again);
   narrow.addEventListener("change", again);
   performance.mark("charts drawn");
