@@ -16,7 +16,7 @@ CLAIM = listed(
         "31.0 million steps without BN, 2.1 million with BN x5; top-5 error 4.9% with six networks",
     ),
     rule="Confirmed if BN x5 takes at most a tenth of the steps to 72.2%, and the ensemble "
-    "misses at most 5% of the validation images in its first five guesses; read off with batchnorm lab compare and batchnorm evaluate.",
+    "misses at most 5% of the validation images in its first five guesses; read off with batchnorm lab compare and batchnorm lab evaluate.",
     command="batchnorm lab run inception-imagenet --set variant=inception,bn-baseline,bn-x5,bn-x30,bn-x5-sigmoid "
     "--data imagenet/",
     method="The network of the paper's appendix in its five variants, batches of 32, single crop, 144 crops, and an "
