@@ -58,7 +58,7 @@ def test_an_interrupt_keeps_what_is_done_and_says_how_to_go_on(lab):
     store = lab.folder / "batchnorm-lab"
     wait_for(lambda: list(store.glob("*/checkpoint.safetensors")), process)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 130, (out, err)
     assert "go on with: batchnorm lab resume" in out
     out, _ = lab("list")
@@ -76,7 +76,7 @@ def test_a_worker_that_dies_is_replaced_and_goes_on(lab):
     wait_for(lambda: list(store.glob("*/checkpoint.safetensors")), process)
     (file,) = store.glob("*/environment.json")
     os.kill(json.loads(file.read_text())[0]["process"], signal.SIGKILL)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 0, (out, err)
     assert len(json.loads(file.read_text())) == 2
 
