@@ -37,6 +37,23 @@ def test_no_input_is_no_tensor(path):
         batch_norm(**given(x="a"), training=True, groups=2)
 
 
+@pytest.mark.parametrize("value", [None, "a", [1.0], np.ones((8, 4), dtype="float32")], ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        bn.BatchNorm1d(4), bn.BatchNorm2d(4), bn.BatchNorm3d(4), bn.SyncBatchNorm(4), bn.GhostBatchNorm(4, 2),
+        bn.SplitBatchNorm(4), bn.BatchRenorm(4), bn.FrozenBatchNorm(4),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)  # fmt: skip
+def test_what_a_layer_is_given_is_named(layer, value):
+    for mode in (True, False):
+        with pytest.raises(
+            BatchNormError, match=f"{type(layer).__name__}: the input is a {type(value).__name__}; give"
+        ):
+            layer.train(mode)(value)
+
+
 @pytest.mark.parametrize("value", ["0.1", None, [0.1]], ids=repr)
 @pytest.mark.parametrize("name", ["momentum", "eps", "negative_slope"])
 def test_what_is_no_number_is_named(path, name, value):

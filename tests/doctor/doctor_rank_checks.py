@@ -74,9 +74,11 @@ def synchronised_layers(rank):
     silent(seen(network(bn.SyncBatchNorm), rank, shift=1.0), "BN401")
 
 
-def monitored(rank, shift=0.0, size=64, alone=False, momentum=0.1, wrap=lambda model: model, steps=30):
+def monitored(
+    rank, shift=0.0, size=64, alone=False, momentum=0.1, wrap=lambda model: model, steps=30, kind=nn.BatchNorm1d
+):
     """Train on this rank's own data, which may be of another source, and return what the monitor found."""
-    model = network(momentum=momentum)
+    model = network(kind, momentum=momentum)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(rank)
     run = bn.monitor(model, optimizer, every=5, warn=False, select=["BN401"])
@@ -108,8 +110,18 @@ def one_source_under_the_monitor(rank):
 
 
 def buffers_from_rank_0_under_the_monitor(rank):
-    """DistributedDataParallel gives all ranks the buffers of the first before every pass."""
-    assert not monitored(rank, shift=0.3, wrap=DistributedDataParallel)
+    """DistributedDataParallel gives all ranks the buffers of the first before every pass: their batches tell."""
+    findings = monitored(rank, shift=1.0, wrap=DistributedDataParallel)
+    assert "1" in {f.path for f in findings}, str(findings)
+    assert "the batches of rank" in findings[0].sentence
+    assert findings[0].numbers["rank"] != 1, findings[0].numbers
+    for size in (64, 4):
+        assert not monitored(rank, size=size, wrap=DistributedDataParallel, steps=80)
+
+
+def synchronised_layers_under_the_monitor(rank):
+    """What differs between the ranks is in the statistics of all of them."""
+    assert not monitored(rank, shift=1.0, kind=bn.SyncBatchNorm)
 
 
 def one_rank_is_monitored(rank):
@@ -266,8 +278,9 @@ def two_passes_through_a_wrapper(rank):
 
 CHECKS = (
     a_source_a_rank_under_the_monitor, one_source_under_the_monitor, buffers_from_rank_0_under_the_monitor,
-    one_rank_is_monitored, one_rank_ends_earlier, all_are_monitored_after_one_was,
-    one_source_a_rank, the_same_source, synchronised_layers, nan_on_one, no_batch_norm, one_has_fewer_batches,
+    synchronised_layers_under_the_monitor, one_rank_is_monitored, one_rank_ends_earlier,
+    all_are_monitored_after_one_was, one_source_a_rank, the_same_source, synchronised_layers, nan_on_one,
+    no_batch_norm, one_has_fewer_batches,
     the_same_number_of_batches, one_is_in_evaluation_mode, one_has_fewer_layers, all_are_alike,
     two_passes_through_a_wrapper, one_takes_another_branch, one_skips_the_backward_pass,
 )  # fmt: skip

@@ -284,6 +284,10 @@ class _Fast(_BatchNorm):
         return 0.0 if seen is None else 1.0 / (float(seen) + 1.0)
 
     def _check_input_dim(self, input: Tensor) -> None:
+        if not hasattr(input, "dim"):  # a tensor, or what stands for one while the layer is traced
+            raise BatchNormError(
+                f"the input is a {type(input).__name__}", where=type(self).__name__, do="give a torch.Tensor"
+            )
         if self.dimensions and input.dim() not in self.dimensions:
             wanted = " or ".join(f"{d}D" for d in self.dimensions)
             better = {2: "BatchNorm1d", 3: "BatchNorm1d", 4: "BatchNorm2d", 5: "BatchNorm3d"}.get(input.dim())

@@ -7,7 +7,10 @@ means differ from those of all ranks together, by which factor the variances, an
 While training runs under ``bn.monitor`` on every rank, the ranks put up the statistics of up to 8 layers in every
 ``every``-th step and compare them as soon as all have; no rank waits for another. A layer is reported if its statistics
 differ by more than a running average normally fluctuates (0.25 standard deviations, a factor of 1.5) in two comparisons
-in a row.
+in a row. The same is done with the batches of those steps, because the running statistics are never far apart where
+DistributedDataParallel copies rank 0's buffers before every pass, as it does by default. A layer is reported if the
+batches of a rank differed from the others' in the same way in six comparisons (0.4 standard deviations, a factor of
+1.8).
 
 ## Why is this bad?
 Without synchronised layers every rank's BN sees its own share of the data. The ranks' parameters are kept equal by
@@ -42,6 +45,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -56,6 +60,8 @@ from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Norm, Subject, norm_of, spread
+from batchnorm.doctor.tallies import layer_is_local
+from batchnorm.doctor.turns import Difference, Turn, differ, difference
 from batchnorm.doctor.watcher import Pass, Watcher
 from batchnorm.moments import Moments, merged
 from batchnorm.records import Change, Finding, Report
@@ -64,6 +70,7 @@ from batchnorm.transforms.measuring import replaced
 OFF, APART = 0.1, 0.1  # standard deviations; natural logarithm of the ratio of variances
 LAYERS, CHANNELS = 8, 64  # of a model that are compared while it trains, at most
 TWICE = 2  # comparisons in a row
+HISTORY = 6  # comparisons of batches
 PATIENCE = 3  # entries that the others have not answered
 REPAIR = 'bn.convert(model, "sync") before training; now bn.calibrate with process_group=, or bn.fix'
 
@@ -119,6 +126,17 @@ def _found(
     )
 
 
+def _batches_differ(path: str, far: Difference, run: Run) -> Finding:
+    return RULE.found(
+        path,
+        f"in {HISTORY} of {HISTORY} steps the batches of rank {far.position} differed from those of the others in the "
+        f"same way: their means by {far.of_mean:.2g} standard deviations, their variances by a factor of "
+        f"{math.exp(far.of_log_variance):.2g}; the running statistics that are saved are those of one rank",
+        REPAIR,
+        fix="none", step=run.step, rank=far.position, mean_off=far.of_mean, variance_log_ratio=far.of_log_variance,
+    )  # fmt: skip
+
+
 class _Watcher(Watcher):
     """Puts up the statistics of some layers for the other ranks, and compares them when all have done so."""
 
@@ -129,6 +147,8 @@ class _Watcher(Watcher):
         self.entries = 0
         self.compared = -1  # the last entry that was compared
         self.off: dict[str, int] = {}  # comparisons in a row in which a layer was off
+        self.batches: dict[str, Moments] = {}  # of this step
+        self.turns: dict[str, deque[Turn]] = {}  # the batches of all ranks, in place of the calls of a step
 
     def on_begin(self, run: Run) -> Iterator[Finding]:
         flat = [path for path, layer in run.layers.items() if _flat(norm_of(path, layer))]
@@ -140,7 +160,13 @@ class _Watcher(Watcher):
     def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
         if seen.updates:
             self.moved.add(seen.path)
+            if run.looking and seen.path in self.paths and seen.path not in self.batches and self._compares(run, seen):
+                self.batches[seen.path] = seen.moments
         yield from ()
+
+    def _compares(self, run: Run, seen: Pass) -> bool:
+        alone = self.board is None or self.board.store is None or self.entries - self.compared > PATIENCE
+        return not alone and layer_is_local(seen.layer)
 
     def on_step(self, run: Run) -> Iterator[Finding]:
         if self.board is None or self.board.store is None:
@@ -151,6 +177,7 @@ class _Watcher(Watcher):
         if due:
             self.board.put(self.entries, self._numbers(run))
             self.entries += 1
+        self.batches.clear()
 
     def on_end(self, run: Run) -> Iterator[Finding]:
         if self.board is not None and self.board.store is not None:
@@ -168,8 +195,11 @@ class _Watcher(Watcher):
             assert norm.running_mean is not None
             assert norm.running_var is not None
             count = 1 if norm.num_batches_tracked is None else max(int(norm.num_batches_tracked), 1)
-            few = [t.detach()[:CHANNELS].double().cpu().tolist() for t in (norm.running_mean, norm.running_var)]
-            numbers += [float(count if path in self.moved else 0), *few[0], *few[1]]
+            batch = self.batches.get(path)
+            unknown = torch.full_like(norm.running_mean, math.nan)
+            own = (norm.running_mean, norm.running_var, *((unknown, unknown) if batch is None else batch[1:]))
+            few = [value for t in own for value in t.detach()[:CHANNELS].double().cpu().tolist()]
+            numbers += [float(count if path in self.moved else 0), *few]
         return numbers
 
     def _compare(self, run: Run) -> Iterator[Finding]:
@@ -183,8 +213,9 @@ class _Watcher(Watcher):
         for path in self.paths:
             layer = run.layers[path]
             width = min(layer.num_features, CHANNELS)
-            counts, mean, var = torch.split(numbers[:, at : at + 1 + 2 * width], [1, width, width], 1)
-            at += 1 + 2 * width
+            own = numbers[:, at : at + 1 + 4 * width]
+            counts, mean, var, of_batch, var_of_batch = torch.split(own, [1, width, width, width, width], 1)
+            at += 1 + 4 * width
             parts = Moments(counts[:, 0], mean, var)
             if not bool((counts > 0).all()):  # it does not train on some of them
                 continue
@@ -194,6 +225,12 @@ class _Watcher(Watcher):
             if self.off[path] == TWICE:
                 far = int((off / MEAN).maximum(apart / VARIANCE).argmax())
                 yield _found(path, range(len(rows)), far, off, apart, parts, run)
+            if width > 1 and bool((of_batch.isfinite() & var_of_batch.isfinite()).all()):  # one channel proves little
+                logs = (var_of_batch + layer.eps).log()
+                turns = self.turns.setdefault(path, deque(maxlen=HISTORY))
+                turns.append(Turn(moments=list(zip(of_batch, logs, strict=True))))
+                if len(turns) == HISTORY and differ(differs := difference(list(turns))):
+                    yield _batches_differ(path, differs, run)
 
 
 def _flat(norm: Norm) -> bool:
