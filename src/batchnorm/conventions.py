@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.errors import BatchNormError
+from batchnorm.kernels.storage import check_memory
 
 Array = npt.NDArray[Any]
 _STATE = ("weight", "bias", "running_mean", "running_var")
@@ -156,6 +157,9 @@ def _of_torch(
     else:
         state, settings = dict(_part(layer, "state", where)), dict(layer.get("settings") or {})
         momentum, eps = settings.get("momentum", 0.1), settings.get("eps", 1e-5)
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            check_memory(value, name, where)
     arrays = {name: _array(value) for name, value in state.items() if name in _STATE}
     if "running_mean" not in arrays or "running_var" not in arrays:
         raise BatchNormError("the layer has no running statistics", where=where, do="use one that tracks them")

@@ -167,8 +167,24 @@ def _check_kind(target: Path, given: str = "") -> None:
         mode = os.stat(target).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return
-    if not stat.S_ISREG(mode):
-        raise BatchNormError(f"{given or target}{',' if given else ' is'} {_kind(mode)}, not a file", do="name a file")
+    kind = "a stream of a process" if _leads_to_a_stream(target) else "" if stat.S_ISREG(mode) else _kind(mode)
+    if kind:
+        raise BatchNormError(f"{given or target}{',' if given else ' is'} {kind}, not a file", do="name a file")
+
+
+def _leads_to_a_stream(target: Path) -> bool:
+    """Whether links lead into /proc, as /dev/stdout does: there may be a file, but replacing it would break the link.
+
+    >>> _leads_to_a_stream(Path("/dev/stdout")), _leads_to_a_stream(Path("result.json"))
+    (True, False)
+    """
+    for _ in range(40):  # as many as Linux follows
+        if Path(os.path.realpath(target.parent)).parts[:2] == ("/", "proc"):
+            return True
+        if not target.is_symlink():
+            return False
+        target = target.parent / os.readlink(target)
+    return False
 
 
 def _kind(mode: int) -> str:

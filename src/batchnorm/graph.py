@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from batchnorm.calling import call_with
 from batchnorm.dataflow import Call, Graph, Value
 from batchnorm.errors import BatchNormError
+from batchnorm.kernels.storage import check_memory
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import parameters, untouched
 
@@ -106,7 +107,7 @@ def check_model(model: Any, where: str) -> None:
 
 
 def check_ready(model: nn.Module, where: str) -> None:
-    """Refuse a model whose modules cannot be watched one by one: a compiled one, or one without its weights yet.
+    """Refuse a model whose modules cannot be watched one by one: a compiled one, or one without its weights.
 
     >>> check_ready(nn.LazyLinear(3), "fold")
     Traceback (most recent call last):
@@ -121,6 +122,21 @@ def check_ready(model: nn.Module, where: str) -> None:
             raise BatchNormError(
                 f"{name} is compiled", where=where, do="give the model itself (its ._orig_mod), and compile the result"
             )
+    check_weights(model, where)
+
+
+def check_weights(model: nn.Module, where: str) -> None:
+    """Refuse a model whose memory was freed or shrunk: copying it or calling torch's layers would end the process.
+
+    >>> model = nn.Linear(2, 1)
+    >>> _ = model.weight.untyped_storage().resize_(0)
+    >>> check_weights(model, "fold")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: fold: the memory of weight was freed: its shape [1, 2] needs 8 bytes, its storage \
+has 0; give the model with its weights in memory, as before sharding
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        check_memory(tensor, name, where, "give the model with its weights in memory, as before sharding")
 
 
 def check_forward(forward: Any, where: str) -> None:

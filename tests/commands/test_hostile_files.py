@@ -114,6 +114,20 @@ def test_devices_and_pipes_are_not_replaced(capsys, records, writer, kind):
     assert (now.st_ino, now.st_mode) == (before.st_ino, before.st_mode)
 
 
+@pytest.mark.parametrize("link", ["/dev/stdout", "/proc/self/fd/1", "/dev/fd/1"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_stream_that_is_a_file_keeps_its_link(records, writer, link):
+    """As with ``--out /dev/stdout > page.html``, where the stream is a regular file; the link stands in for /dev's."""
+    (records / target(WRITERS[writer], "stream")).symlink_to(link)
+    with open(records / "page.html", "w") as page:
+        process = start(*filled(WRITERS[writer], "stream"), stdout=page)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert is_one_sentence(err), err
+    assert "a stream of a process, not a file" in err or "a folder" in err or "cannot be written" in err
+    assert os.readlink(records / target(WRITERS[writer], "stream")) == link
+
+
 @pytest.mark.parametrize("place", ["/proc/odd/o", "/proc/odd", "net.py/odd", "x" * 300, "/dev/full/o"])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_places_where_no_file_can_be(capsys, records, writer, place):

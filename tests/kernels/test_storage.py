@@ -1,5 +1,6 @@
 """Tensors whose storage was freed or shrunk: one sentence on every path, and no memory of others is read or written."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -234,3 +235,17 @@ def test_bricks_name_what_is_no_tensor(brick):
         BRICKS[brick]()(x, "x")
     with pytest.raises(BatchNormError, match="the input is a NoneType"):
         BRICKS[brick]()(None)
+
+
+@pytest.mark.parametrize("how", FREED)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("cls", [bn.BatchNormLSTM, bn.BatchNormGRU, bn.BatchNormLSTMCell, bn.BatchNormGRUCell])
+def test_a_recurrent_layer_without_its_memory(cls, training, how):
+    layer = cls(8, C)
+    x = torch.randn((4, 8) if "Cell" in cls.__name__ else (3, 4, 8))
+    for name in [name for name, _ in (*layer.named_parameters(), *layer.named_buffers())]:
+        broken = copy.deepcopy(layer).train(training)
+        held = dict([*broken.named_parameters(), *broken.named_buffers()])[name]
+        FREED[how](held.detach().untyped_storage())
+        with pytest.raises(BatchNormError, match=f"the memory of {name} was freed"):
+            broken(x)

@@ -15,7 +15,8 @@ from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.rule import NEEDS, Rule
 from batchnorm.doctor.subject import BATCHES, Forward, Subject
 from batchnorm.errors import BatchNormError, BatchNormWarning, first_line
-from batchnorm.graph import check_ready
+from batchnorm.graph import check_ready, check_weights
+from batchnorm.kernels.storage import check_memory
 from batchnorm.preserve import in_mode, parameters, untouched
 from batchnorm.records import HELD, Finding
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
@@ -68,6 +69,8 @@ def check(
             )
         check_tree(model, "check")
         check_ready(model, "check")
+        if isinstance(before, nn.Module):
+            check_weights(before, "check")
         optimizers = tuple(check_optimizers(model, optimizer, "check"))
         subject = Subject(
             model, example, data, optimizers, before=before, forward=forward, process_group=process_group,
@@ -80,6 +83,8 @@ def check(
                 do="give some, or leave data out: then the rules that need it are skipped",
             )
     elif isinstance(model, Mapping) and all(isinstance(value, Tensor) for value in model.values()):
+        for name, tensor in model.items():
+            check_memory(tensor, str(name), "check", "give the checkpoint with its tensors in memory")
         subject = Subject(state=model)
     else:
         raise BatchNormError(

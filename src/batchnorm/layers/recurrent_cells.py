@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError, BatchNormWarning
+from batchnorm.kernels.storage import check_memory
 from batchnorm.layers.recurrent_norm import StepBatchNorm, Walk
 from batchnorm.layers.switches import Switches
 
@@ -72,6 +73,11 @@ class Recurrent(Switches):
         Return the hidden states in the same order, and the last states of every sequence. ``sizes`` is how many
         sequences are at each step; it never grows, and those that end are the last of the batch.
         """
+        if not torch.compiler.is_compiling():
+            for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+                check_memory(tensor, name, type(self).__name__)
+            for tensor in (data, *states):
+                check_memory(tensor, "the input", type(self).__name__)
         norms = {
             name: Walk(getattr(self, f"norm_{name}{suffix}"), len(sizes), first)
             for name in ("ih", "hh", "c")

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from batchnorm.errors import BatchNormError
-from batchnorm.graph import check_model
+from batchnorm.graph import check_model, check_weights
 from batchnorm.nested import tensors_in
 from batchnorm.optim import Optimizers as Optimizers
 from batchnorm.optim import is_optimizer, state_of, unwrapped
@@ -40,6 +40,7 @@ def check_shapes(model: nn.Module, where: str) -> None:
         if any(tensor is not None and is_lazy(tensor) for tensor in held):
             name = f"{path or 'the model'} ({type(module).__name__})"
             raise BatchNormError(f"{name} does not know its shapes yet", where=where, do="run the model once first")
+    check_weights(model, where)
 
 
 def check_changeable(model: nn.Module, where: str, *, inplace: bool | None = None) -> None:
@@ -68,6 +69,8 @@ made from, and script the result
                 do="give the model as it was before torch.jit.script, and script that part of the result"
                 + ("" if inplace is None else "; or change it with inplace=True"),
             )  # fmt: skip
+    if not inplace:
+        check_weights(model, where)
 
 
 def scripted_norms(model: nn.Module, do: str) -> dict[str, str]:

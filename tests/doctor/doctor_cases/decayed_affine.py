@@ -62,7 +62,31 @@ def scheduled():
     return case
 
 
+class Scaled(torch.optim.Optimizer):
+    """Layer-wise rates, as for large batches; ``spare`` leaves out what has one axis, without saying so."""
+
+    def __init__(self, params, lr, weight_decay=0.0, momentum=0.9, spare=True):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "spare": spare})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                change = p.grad
+                if p.dim() > 1 or not group["spare"]:
+                    change = change + group["weight_decay"] * p
+                if p.dim() > 1:
+                    change = change * (1e-3 * p.norm() / change.norm().clamp(min=1e-12))
+                velocity = self.state[p].setdefault("velocity", torch.zeros_like(p))
+                p.sub_(velocity.mul_(group["momentum"]).add_(change), alpha=group["lr"])
+
+
 SICK = {
+    "an optimiser of somebody else's": lambda: trained(
+        lambda m: Scaled(m.parameters(), lr=0.1, weight_decay=1e-4, spare=False)
+    ),
     "all parameters": lambda: trained(
         lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     ),
@@ -79,6 +103,9 @@ SICK = {
     "with a schedule": scheduled,
 }
 HEALTHY = {
+    "an optimiser that spares what has one axis": lambda: trained(
+        lambda m: Scaled(m.parameters(), lr=0.1, weight_decay=1e-4)
+    ),
     "no decay": lambda: trained(lambda m: torch.optim.SGD(m.parameters(), lr=0.1)),
     "param_groups": lambda: trained(lambda m: torch.optim.AdamW(bn.param_groups(m, 0.05), lr=1e-3)),
     "frozen": frozen,

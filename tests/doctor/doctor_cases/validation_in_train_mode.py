@@ -260,7 +260,24 @@ def traced(monitor, mode, then=None):
                 then(model)
 
 
+def guesses_labels(monitor, validations):
+    """Semi-supervised: in every step the model guesses labels of two batches without gradients, in training mode."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with monitor(model, optimizer):
+        for x in torch.randn(6, 8, 3):
+            with torch.no_grad():
+                guessed = (model(x) + model(-x)) / 2
+            optimizer.zero_grad()
+            (model(x) - guessed).square().mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            for x in torch.randn(validations, 8, 3):
+                model(x)
+
+
 SICK_RUNS = {
+    "labels are guessed in every step": lambda monitor: guesses_labels(monitor, 9),
     "after it was traced in evaluation mode": lambda monitor: traced(monitor, False, forgets_once),
     "no eval()": lambda monitor: loop(monitor, forgets),
     "an optimiser that was not given": sanity_check,
@@ -272,6 +289,7 @@ SICK_RUNS = {
     ),
 }
 HEALTHY_RUNS = {
+    "labels are guessed, a batch or two more": lambda monitor: guesses_labels(monitor, 4),
     "traced in training mode": lambda monitor: traced(monitor, True),
     "traced in evaluation mode": lambda monitor: traced(monitor, False),
     "eval()": lambda monitor: loop(monitor, remembers),

@@ -36,7 +36,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from batchnorm.doctor.patient import Patient
@@ -58,7 +59,7 @@ def look(subject: Subject) -> Iterator[Finding]:
         for optimizer in subject.optimizers:
             for index, group in enumerate(optimizer.param_groups):
                 decayed = [p for p in group["params"] if id(p) in names and _moves(p)] if _decay(group) else []
-                if not decayed:
+                if not decayed or not _reaches(optimizer, group, decayed[0]):
                     continue
                 which = " and ".join(sorted((_word(names[id(p)]) for p in decayed), reverse=True))
                 size = sum(p.numel() for p in decayed)
@@ -87,6 +88,29 @@ def look(subject: Subject) -> Iterator[Finding]:
 
 def _decay(group: dict[str, Any]) -> float:
     return float(group.get("weight_decay") or 0.0)
+
+
+def _reaches(optimizer: Optimizer, group: dict[str, Any], like: Tensor) -> bool:
+    """Whether the optimizer decays a parameter of this shape: many of LARS and LAMB leave out what has one axis.
+
+    Torch's own decay every parameter. Of others, a twin takes a step with a gradient of zero, unless the optimizer
+    holds more than its groups, such as the optimizer that it wraps, or other processes would have to take part.
+    """
+    own = {key: value for key, value in vars(optimizer).items() if not key.startswith("_") and key != "step"}
+    rest = [value for key, value in own.items() if key not in ("state", "param_groups", "defaults")]
+    plain = all(isinstance(value, (bool, int, float, str, type(None))) for value in rest)
+    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    if type(optimizer).__module__.partition(".")[0] == "torch" or not (plain and alone):
+        return True
+    probe = nn.Parameter(torch.ones(like.shape, dtype=torch.float64))
+    probe.grad = torch.zeros_like(probe)
+    try:
+        groups: list[Any] = [{**group, "params": [probe], "lr": 0.1, "weight_decay": 0.1}]
+        with torch.random.fork_rng(devices=()):
+            type(optimizer)(groups, **optimizer.defaults).step()
+    except Exception:  # foreign code: then the group's word counts
+        return True
+    return not torch.equal(probe.detach(), torch.ones_like(probe))
 
 
 def _moves(parameter: nn.Parameter) -> bool:

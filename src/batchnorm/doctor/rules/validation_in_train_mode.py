@@ -73,6 +73,24 @@ class _Call:
 
 
 @dataclass
+class _Bare:
+    """Calls without gradients that belong to the training, such as those that guess labels: how many a turn has."""
+
+    turn: int = NEVER
+    calls: int = 0  # of this turn
+    turns: int = 0  # earlier ones that had some
+    most: int = 0  # of any earlier turn
+
+    def one_more(self, turn: int) -> bool:
+        """Count a call; return whether this turn has far more of them than every turn before."""
+        if turn != self.turn:
+            self.turns, self.most = self.turns + (self.calls > 0), max(self.most, self.calls)
+            self.turn, self.calls = turn, 0
+        self.calls += 1
+        return self.turns >= IN_A_ROW and self.calls > 2 * self.most + IN_A_ROW
+
+
+@dataclass
 class _Layer:
     turn: int = 0
     calls: list[_Call] = field(default_factory=list)  # of this turn
@@ -85,6 +103,7 @@ class _Watcher(Watcher):
     def __init__(self) -> None:
         self.trained: Counter[str] = Counter()  # updates with gradients, by layer
         self.bare: dict[str, tuple[int, int]] = {}  # the last two turns with updates without any
+        self.guesses: dict[str, _Bare] = {}
         self.now: _Call | None = None
         self.layers: dict[str, _Layer] = {}
         self.exported = NEVER  # the last step in which the model was traced or exported in training mode
@@ -112,8 +131,9 @@ class _Watcher(Watcher):
         count = seen.layer.num_batches_tracked
         if count is not None and int(count) < self.trained[path]:
             self.trained[path] = 0  # somebody has reset the statistics, and measures them anew
-        # What happens in the first step, or in one after the other, is part of the training.
-        if self.trained[path] and seen.turn and before < seen.turn - 1:
+        more = self.guesses.setdefault(path, _Bare()).one_more(seen.turn)
+        # What happens in the first step, or in one after the other, is part of the training, unless it is far more.
+        if self.trained[path] and seen.turn and (before < seen.turn - 1 or more):
             yield RULE.found(
                 path,
                 "its running statistics moved in a call without gradients, as in a validation that forgot model.eval()",
