@@ -63,7 +63,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     said = "Next characters predicted by a small transformer, each norm at its own best rate: medians of fresh seeds."
     return [
         accuracy_bars("Norms in a transformer", said, results, COLORS),
-        Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 1, 340),
+        Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 2, 320),
     ]
 
 
