@@ -91,6 +91,7 @@ CLAIM = Claim(
     "blocks of 64, 64 places, 10,000 steps.",
     limits="Batch norm averages over all places of all examples, as a stock layer does: in training the statistics of "
     "a place include later characters, a leak that evaluation does not have. The text is generated: its characters "
-    "vary less in frequency than words do, to which the paper attributes the fluctuations. SGD, not Adam; a small "
-    "network and few steps, so what takes long to show is not seen.",
+    "vary less in frequency than words do, to which the paper attributes the fluctuations. Much of it is chance, so "
+    "that all norms soon come near to what can be predicted. SGD, not Adam; a small network and few steps, so what "
+    "takes long to show is not seen.",
 )
