@@ -47,15 +47,16 @@ def test_the_figures_are_those_of_the_curves():
         return Curve(Member(rate, seed), steps, accuracies, (1.0,) * 7)
 
     slow = (0.5,) * 6 + (1.0,)  # smoothed over 5 validations: 0.6 at step 70
-    fast = (0.5, 0.7) + (0.7,) * 5  # 0.6 at step 20
+    fast = (0.5, 0.66, 0.65) + (0.7,) * 4  # 0.58, which is above 95% of it, at step 20, and 0.6 at step 30
     plain = Entry(10, PLAIN.name, 0.1, (curve(1000, 0.1, *slow),), (curve(0, 0.1, *slow),))
     normed = Entry(10, "BN x5", 0.5, (curve(1000, 0.5, *fast),), (curve(0, 0.5, *fast),))
     found = facts.facts_of(Outcome(Settings(seeds=1), (plain, normed), 10, 450), 10)
     assert found["fastest"] == "BN x5"
     assert found["target"] == pytest.approx(0.6)
     assert found["arms"]["without BN"]["steps"] == [70]
-    assert found["arms"]["BN x5"]["steps"] == [20]
-    assert race.times(found, "BN x5") == 3.5
+    assert found["arms"]["BN x5"]["steps"] == [30]
+    assert found["arms"]["BN x5"]["to_share"] == [20]
+    assert race.times(found, "BN x5", "to_share") == 3.5
 
 
 def test_a_seed_that_never_arrives_counts_against_the_claim():

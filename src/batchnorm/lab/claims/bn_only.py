@@ -115,12 +115,12 @@ def judge(parts: Sequence[Part]) -> Judgement:
 
 def draw(parts: Sequence[Part]) -> list[Section]:
     """Bars of accuracy, curves over steps and over rates."""
-    results = {f"{p.options['arm']} ({p.result['trained']:,})": p.result for p in parts}
-    colors = {f"{p.options['arm']} ({p.result['trained']:,})": COLORS[p.options["arm"]] for p in parts}
-    said = "What is trained of a random network, and how many numbers these are: medians of fresh seeds."
+    results = {part.options["arm"]: part.result for part in parts}
+    counts = ", ".join(f"{arm}: {result['trained']:,}" for arm, result in results.items())
+    said = f"What is trained of a random network: medians of fresh seeds. How many numbers these are: {counts}."
     return [
-        accuracy_bars("Only gamma and beta", said, results, colors),
-        Panels("Every rate", "The median of the seeds and their span.", two_panels(results, colors), 1, 340),
+        accuracy_bars("Only gamma and beta", said, results, COLORS),
+        Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 2, 320),
     ]
 
 
@@ -128,8 +128,8 @@ CLAIM = Claim(
     name="bn-only",
     question="why",
     title="Training only gamma and beta learns more than as many weights",
-    statement="A random residual network of which only gamma and beta are trained learns, and is at least 10 points "
-    "ahead of the same network of which as many randomly drawn weights are trained.",
+    statement="A random residual network of fully connected layers learns if only gamma and beta are trained, and is "
+    "at least 10 points ahead of the same network of which as many randomly drawn weights are trained.",
     source=Source(
         "Frankle et al. 2020",
         "arXiv:2003.00152",

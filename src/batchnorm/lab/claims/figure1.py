@@ -103,8 +103,8 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     for part in parts:
         panels = [Panel("test accuracy", lines(part, "curve"), "step", percent=True)]
         panels += [
-            Panel(f"{name}: inputs of one sigmoid", percentile_lines(part.result[name], COLORS[name]), "step")
-            for name in COLORS
+            Panel(f"{name}: inputs of one sigmoid", percentile_lines(own, COLORS[name]), "step", y_range=within(part))
+            for name, own in ((name, part.result[name]) for name in COLORS)
         ]
         title = f"Figure 1, {WORDS[part.options['init']]}"
         said = "The 15th, 50th and 85th percentiles of the unit whose drift is the median one."
@@ -127,6 +127,12 @@ def percentile_lines(own: Mapping[str, Any], color: str) -> tuple[Line, ...]:
     """Return the median in an area from the 15th to the 85th percentile."""
     low, middle, high = own["percentiles"]
     return (Line("median", own["steps"], middle, color, low=low, high=high),)
+
+
+def within(part: Part) -> tuple[float, float]:
+    """Return the range of the percentiles of both networks, so that both are drawn on one scale."""
+    values = [value for own in part.result.values() for row in own["percentiles"] for value in row]
+    return min(values), max(values)
 
 
 def table(parts: Sequence[Part]) -> Table:

@@ -112,7 +112,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
         Panel("the learning rate that was chosen", tuple(rates), size, x_log=True, y_log=True),
     )
     sentence = "The median of the seeds and their span; a network that diverged counts as 0."
-    return [Panels("Initialisations that work", sentence, panels, columns=1, height=320)]
+    return [Panels("Initialisations that work", sentence, panels, columns=2, height=320)]
 
 
 CLAIM = Claim(

@@ -97,7 +97,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     said = "Residual networks, each at its own best rate: medians of fresh seeds and their span."
     return [
         accuracy_bars("Without a norm", said, results, COLORS),
-        Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 1, 340),
+        Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 2, 320),
     ]
 
 

@@ -119,7 +119,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     ]
     said = "Ten times the input: ten times the output in evaluation, the same output in training."
     return [
-        Panels("Not linear in training", said, (panel,), columns=1, height=340),
+        Panels("Not linear in training", said, (panel,), columns=2, height=320),
         Table(
             "By how much linearity fails", "Largest defect.", ("would hold if linear", "mode", "defect"), tuple(rows)
         ),

@@ -73,7 +73,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     said = "An LSTM that reads an image piece by piece, each at its own best rate: medians of fresh seeds."
     return [
         accuracy_bars("BN in a recurrent network", said, results, COLORS),
-        Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 1, 340),
+        Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 2, 320),
     ]
 
 

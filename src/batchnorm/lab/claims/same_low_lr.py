@@ -102,9 +102,9 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     """Three bars, and the accuracy of both networks over the rate."""
     low, high, found = compared(parts)
     names = {
-        "plain": (f"without BN, rate {low:g}", "vermillion"),
-        "same": (f"with BN, rate {low:g}", "sky"),
-        "raised": (f"with BN, rate {high:g}", "blue"),
+        "plain": (f"none, at {low:g}", "vermillion"),
+        "same": (f"BN, at {low:g}", "sky"),
+        "raised": (f"BN, at {high:g}", "blue"),
     }
     bars = []
     for key, (name, color) in names.items():
@@ -113,8 +113,12 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     lines = tuple(rate_line(part.options["arm"], part.result["fresh"], COLORS[part.options["arm"]]) for part in parts)
     panel = Panel("best accuracy", lines, "learning rate", x_log=True, percent=True)
     return [
-        Headline("The same rate, then a higher one", "Medians of fresh seeds and their span.", bars=tuple(bars)),
-        Panels("Both networks at every rate", "The median of the seeds and their span.", (panel,), 1, 340),
+        Headline(
+            "The same rate, then a higher one",
+            "Accuracy without BN and with it at two learning rates: medians of fresh seeds and their span.",
+            bars=tuple(bars),
+        ),
+        Panels("Both networks at every rate", "The median of the seeds and their span.", (panel,), 2, 320),
     ]
 
 

@@ -43,7 +43,7 @@ class Reader(nn.Module):
         weight_ih, weight_hh, bias = (parameters[f"{name}_l0"] for name in ("weight_ih", "weight_hh", "bias_ih"))
         with torch.no_grad():
             weight_ih.copy_(torch.randn(4 * width, piece, generator=stream) / math.sqrt(piece))
-            for gate in weight_hh.split(width):
+            for gate in weight_hh.chunk(4):
                 gate.copy_(torch.linalg.qr(torch.randn(width, width, generator=stream)).Q)
             bias.zero_()
             bias[width : 2 * width] = 1.0  # the forget gate begins open
