@@ -23,6 +23,8 @@ NAMES = (
     "rank",
     "landscape",
     "blind",
+    "sharpness",
+    "lp",
 )  # fmt: skip
 
 
