@@ -20,7 +20,9 @@ from batchnorm.layers.batch import BatchNorm1d
 Rates = Callable[[int], Tensor]
 
 
-def invariant(seed: int, *, width: int = 32, layers: int = 2, init: str = "lecun", classes: int = 10) -> Layered:
+def invariant(
+    seed: int, *, width: int = 32, layers: int = 2, init: str = "lecun", activation: str = "relu"
+) -> Layered:
     """Return a network for 64 inputs of which all that learns is invariant to its scale: weights in front of BN.
 
     >>> [name for name, p in invariant(0).named_parameters() if p.requires_grad]
@@ -30,7 +32,7 @@ def invariant(seed: int, *, width: int = 32, layers: int = 2, init: str = "lecun
     """
     norm = partial(BatchNorm1d, affine=False)
     network = normed(
-        seed, norm, init=init, activation="relu", inputs=64, width=width, layers=layers, classes=classes
+        seed, norm, init=init, activation=activation, inputs=64, width=width, layers=layers
     )  # fmt: skip
     network.linears[-1].requires_grad_(False)
     return network

@@ -13,11 +13,11 @@ def results_of(kind):
     edge, last = {"confirmed": (2.0, 40.0), "refuted": (1.0, 40.0), "inconclusive": (2.0, 100.0)}[kind]
     spread = (-0.04, -0.02, 0.0, 0.02, 0.04)
     row = {
-        "sharpness": [[0.5, 1.95, edge + each, edge + each] for each in spread],
-        "spherical": [[150.0, 100.0, 80.0, last * (1 + each)] for each in spread],
-        "loss": [[1.0, 0.5, 0.4, 0.3]] * 5,
+        "sharpness": [[0.5, 1.95, *[edge + each] * 5] for each in spread],
+        "spherical": [[150.0, 100.0, 100.0, 100.0, *[last * (1 + each)] * 3] for each in spread],
+        "loss": [[1.0, 0.5, 0.4, 0.3, 0.3, 0.3, 0.3]] * 5,
     }
-    return [{"at": [1, 2, 3, 4], **row}]
+    return [{"at": list(range(1, 8)), **row}]
 
 
 def test_the_rule_gives_every_verdict():

@@ -25,6 +25,7 @@ NAMES = (
     "blind",
     "sharpness",
     "lp",
+    "margins",
 )  # fmt: skip
 
 

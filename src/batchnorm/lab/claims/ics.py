@@ -38,7 +38,7 @@ def parts(budget: str) -> list[dict[str, Any]]:
     """One part for each task and network."""
     quick = budget == "quick"
     amounts = {LINEAR: {"steps": 400 if quick else 10_000}, DIGITS: {"steps": 200 if quick else 3000}}
-    seeds = 5 if quick else 10
+    seeds = 10 if quick else 20
     return [{"task": task, "arm": arm, "seeds": seeds, **amounts[task]} for task in RATES for arm in COLORS]
 
 
