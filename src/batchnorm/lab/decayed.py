@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -20,9 +19,7 @@ from batchnorm.layers.batch import BatchNorm1d
 Rates = Callable[[int], Tensor]
 
 
-def invariant(
-    seed: int, *, width: int = 32, layers: int = 2, init: str = "lecun", activation: str = "relu"
-) -> Layered:
+def invariant(seed: int, *, width: int = 32, layers: int = 2, init: str = "lecun", activation: str = "relu") -> Layered:
     """Return a network for 64 inputs of which all that learns is invariant to its scale: weights in front of BN.
 
     >>> [name for name, p in invariant(0).named_parameters() if p.requires_grad]

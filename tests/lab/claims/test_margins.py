@@ -6,6 +6,8 @@ from batchnorm.lab.claims import margins
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.lab.runs.store import Store
 
+NAMES = (margins.BEST, margins.ALIKE)
+
 
 def results_of(kind):
     small = {"confirmed": 2.0, "refuted": 0.5, "inconclusive": 1.0}[kind]
@@ -15,8 +17,8 @@ def results_of(kind):
         return {
             "rate": 0.3,
             "sweep": [],
-            "margins": dict.fromkeys((margins.BEST, margins.ALIKE), [middle + each for each in spread]),
-            "accuracies": dict.fromkeys((margins.BEST, margins.ALIKE), [0.95] * 10),
+            "margins": {name: [middle + each for each in spread] for name in NAMES},
+            "accuracies": {name: [0.95] * 10 for name in NAMES},
         }
 
     return [one(small), one(1.0), one(1.0)]

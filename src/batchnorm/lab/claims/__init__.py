@@ -26,6 +26,7 @@ NAMES = (
     "sharpness",
     "lp",
     "margins",
+    "smart-init",
 )  # fmt: skip
 
 

@@ -124,7 +124,9 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     columns = ("rate", "decay", "momentum", "predicted", "measured", "ratio")
     return [
         Panels("The angle is set before training", sentence, tuple(panels), columns=3, height=300),
-        Table("Predicted and measured", "Angles in radians, medians of the seeds.", columns, tuple(rows), tuple(range(6))),
+        Table(
+            "Predicted and measured", "Angles in radians, medians of the seeds.", columns, tuple(rows), tuple(range(6))
+        ),
     ]
 
 

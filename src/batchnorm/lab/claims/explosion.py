@@ -90,7 +90,7 @@ def judge(parts: Sequence[Part]) -> Judgement:
     depth = len(parts[0].result["squares"][0])
     return judged(
         f"With BN the squared gradient grows {estimates[0].value:.3f} times a layer on the way back (theory: "
-        f"{THEORY:.3f}), so {estimates[0].value**depth:,.0f} times over {depth} layers; with skips "
+        f"{THEORY:.3f}), so {estimates[0].value ** depth:,.0f} times over {depth} layers; with skips "
         f"{estimates[2].value:.3f} times a layer.",
         estimates,
         len(plain),
@@ -120,8 +120,11 @@ CLAIM = Claim(
     title="BN without skips makes gradients explode at initialisation",
     statement="In a plain ReLU network with BN the squared gradient grows 1.467 times a layer on the way back at "
     "initialisation, and skip connections take most of this growth away.",
-    source=Source("Yang et al. 2019, A mean field theory of Batch Normalization", "arXiv:1902.08129",
-                  "pi / (pi - 1) = 1.467 a layer for ReLU, wide layers and large batches"),  # fmt: skip
+    source=Source(
+        "Yang et al. 2019, A mean field theory of Batch Normalization",
+        "arXiv:1902.08129",
+        "pi / (pi - 1) = 1.467 a layer for ReLU, wide layers and large batches",
+    ),
     rule="Confirmed if the 95% interval of the factor is within 5% of 1.467 and with skips below its square root, "
     "1.211; refuted if one of these intervals is outside.",
     parts=parts,

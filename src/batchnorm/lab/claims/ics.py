@@ -184,8 +184,11 @@ CLAIM = Claim(
     title="BN does not reduce internal covariate shift",
     statement="When the layers in front of a layer take their step, its gradient turns at least as much with BN as "
     "without.",
-    source=Source("Santurkar et al. 2018, section 2.2 and figure 3", "arXiv:1805.11604",
-                  "with BN the cosine is similar (VGG) or near 0 (deep linear network)"),  # fmt: skip
+    source=Source(
+        "Santurkar et al. 2018, section 2.2 and figure 3",
+        "arXiv:1805.11604",
+        "with BN the cosine is similar (VGG) or near 0 (deep linear network)",
+    ),
     rule="Confirmed if on both tasks the 95% interval of the difference of the cosines, with BN - without, is below "
     "0.05; refuted if on one it is above. A seed's cosine is the median over the layers and the recorded steps.",
     parts=parts,

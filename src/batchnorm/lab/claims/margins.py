@@ -120,8 +120,8 @@ CLAIM = Claim(
     title="The jitter of small batches enlarges margins",
     statement="The fewer examples share the statistics of BN, the further the decision boundary is from the data.",
     source=Source("Balestriero & Baraniuk 2022", "arXiv:2209.14778"),
-    rule="Confirmed if the 95% intervals of the ratio of the median adversarial distances, statistics over 4 examples / "
-    "over 128, are above 1 both at each one's own best rate and at the same rate; refuted if one is below.",
+    rule="Confirmed if the 95% intervals of the ratio of the median adversarial distances, statistics over 4 examples "
+    "/ over 128, are above 1 both at each one's own best rate and at the same rate; refuted if one is below.",
     parts=parts,
     measure=measure,
     judge=judge,

@@ -143,8 +143,9 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    method="Wide: 8 digits of each seed, 512 units; narrow: 32 and 128. Random Gaussian layers, in training mode, nothing is trained; stable rank "
-    "is ||H||_F^2 / ||H||_2^2, the gap || G / ||G|| - I / ||I|| || with G the Gram matrix of the examples.",
+    method="Wide: 8 digits of each seed, 512 units; narrow: 32 and 128. Random Gaussian layers, in training "
+    "mode, nothing is trained; stable rank is ||H||_F^2 / ||H||_2^2, the gap || G / ||G|| - I / ||I|| || with G the "
+    "Gram matrix of the examples.",
     limits="Initialisation only, and wide linear layers as in the theory, whose gap has a floor of about the batch "
     "size over the root of the width: narrow networks are drawn and not judged; there the signals do not become "
     "orthogonal. Nor are those with ReLU: their signals are positive, which bounds the stable rank.",

@@ -154,7 +154,9 @@ def draw(parts: Sequence[Part]) -> list[Section]:
         if name == "sharpness":
             lines.append(Line("2", result["at"], [2.0] * len(result["at"]), "ink", "dash", 1.4))
         panels.append(Panel(title, tuple(lines), "step", y_log=True))
-    sentence = "Gradient descent on the whole batch; dashed: above 2 / lr a step along the sharpest direction overshoots."
+    sentence = (
+        "Gradient descent on the whole batch; dashed: above 2 / lr a step along the sharpest direction overshoots."
+    )
     return [Panels("To the edge, and along it", sentence, tuple(panels), columns=3, height=300)]
 
 
@@ -167,15 +169,16 @@ CLAIM = Claim(
     source=Source("Lyu, Li & Arora 2022", "arXiv:2206.07085"),
     rule="Confirmed if the 95% interval of lr x sharpness (a seed's median over the second half of training) is within "
     "1.6 to 2.5, and that of the spherical sharpness at the end, in units of the one where lr x sharpness first "
-    "reached 1.9 (medians of three records), is below 1; refuted if one is outside. A seed that never reached it makes it "
-    "inconclusive.",
+    "reached 1.9 (medians of three records), is below 1; refuted if one is outside. A seed that never reached it "
+    "makes it inconclusive.",
     parts=parts,
     measure=measure,
     judge=judge,
     draw=draw,
     method="Two layers of 32 sigmoids with BN without gamma and beta, a fixed read-out; 128 digits of each seed as one "
-    "batch, float64, rate 0.5, decay 0.002, 2000 steps. Sharpness is the largest eigenvalue of the Hessian by the power "
-    "method; spherical sharpness is sharpness x ||w||^2.",
-    limits="A small network and few examples. Sigmoids, because the theory asks for a smooth loss. The rate is such that "
-    "the edge is near at the start. The fall is that of the first steps at the edge: the theory's is slow, and goes on.",
+    "batch, float64, rate 0.5, decay 0.002, 2000 steps. Sharpness is the largest eigenvalue of the Hessian by the "
+    "power method; spherical sharpness is sharpness x ||w||^2.",
+    limits="A small network and few examples. Sigmoids, because the theory asks for a smooth loss. The rate is such "
+    "that the edge is near at the start. The fall is that of the first steps at the edge: the theory's is slow, and "
+    "goes on. Around the edge the iterates oscillate, which adds to the sharpness that is measured there.",
 )
