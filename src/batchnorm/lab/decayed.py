@@ -110,8 +110,8 @@ def as_vectors(tensors: Sequence[Tensor]) -> Tensor:
 def angles(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
     """Return the angle by which each tensor of each copy turned: (tensors, copies), exact for small angles.
 
-    >>> angles([torch.tensor([[1.0, 0.0]])], [torch.tensor([[0.0, 2.0]])]) / math.pi
-    tensor([[0.5000]])
+    >>> float(angles([torch.tensor([[1.0, 0.0]])], [torch.tensor([[0.0, 2.0]])]) / torch.pi)
+    0.5
     """
     rows = []
     for one, other in zip(before, after, strict=True):

@@ -12,7 +12,7 @@ from batchnorm.observe.probes.shift import shift
 def results_of(kind):
     gains = {"confirmed": (-0.3, 0.0), "refuted": (-0.3, 0.2), "inconclusive": (-0.3, 0.05)}[kind]
     results = []
-    for gain in gains:
+    for gain in (*gains, 0.0):
         for more in (0.0, gain):
             runs = [
                 {"cosine": [0.7 + more + 0.01 * seed] * 2, "relative": [0.5, None], "distance": [1, 2], "loss": [1, 2]}

@@ -39,12 +39,12 @@ def test_a_part_measures_the_networks_that_were_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(margins, "TUNING_SEEDS", (101,))
     monkeypatch.setattr(margins, "RATES", (0.1,))
     run = margins.CLAIM.runs("quick")[0]
-    options = {**run.options, "steps": 12, "seeds": 1, "probed": 8}
+    options = {**run.options, "steps": 60, "seeds": 1, "probed": 8}
     result = margins.measure(options, Recorder(Store(tmp_path).add(run)))
     assert result["rate"] == pytest.approx(0.1)
     for name in (margins.BEST, margins.ALIKE):
         assert len(result["margins"][name]) == len(result["accuracies"][name]) == 1
         assert all(0.2 < accuracy <= 1 for accuracy in result["accuracies"][name])
-        assert all(0 <= distance < 8 for distance in result["margins"][name])
-    assert result["margins"][margins.BEST] != result["margins"][margins.ALIKE]
+        assert all(0 < distance < 8 for distance in result["margins"][name])
+    assert result["margins"][margins.BEST] != result["margins"][margins.ALIKE]  # the rates differ
     assert torch.is_grad_enabled()

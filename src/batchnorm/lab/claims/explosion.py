@@ -12,6 +12,7 @@ from torch import Tensor
 
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.evidence import median, number
+from batchnorm.lab.judge.spans import span_line
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.layers.batch import BatchNorm1d
 from batchnorm.report.sections import Line, Panel, Panels, Section
@@ -102,10 +103,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     lines = []
     for part in parts:
         arm, rows = part.options["arm"], part.result["squares"]
-        columns = [sorted(number(value) for value in column) for column in zip(*rows, strict=True)]
-        middle = [column[(len(column) - 1) // 2] for column in columns]
-        spread = {"low": [column[0] for column in columns], "high": [column[-1] for column in columns]}
-        lines.append(Line(arm, range(1, len(middle) + 1), middle, COLORS[arm], named_at=0.1, **spread))
+        lines.append(span_line(arm, range(1, len(rows[0]) + 1), rows, COLORS[arm], named_at=0.1))
     depth = len(lines[0].x)
     theory = [THEORY ** (depth - layer) for layer in range(1, depth + 1)]
     lines.append(Line("", range(1, depth + 1), theory, "ink", "dash", 1.4))

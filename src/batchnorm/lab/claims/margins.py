@@ -14,13 +14,14 @@ from batchnorm.lab.ensemble import Copies
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.contest import TUNING_SEEDS, chosen, swept
 from batchnorm.lab.judge.evidence import number, ratio
+from batchnorm.lab.judge.spans import span_line
 from batchnorm.lab.networks.layered import Layered
 from batchnorm.lab.networks.normed import normed
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.lab.trainer import train, validate
 from batchnorm.layers.ghost import GhostBatchNorm
 from batchnorm.observe.probes.margin import margin
-from batchnorm.report.sections import Line, Panel, Panels, Section
+from batchnorm.report.sections import Panel, Panels, Section
 
 SIZES = (4, 16, 128)  # of the batches over which BN takes its statistics
 BATCH = 128  # of every step
@@ -105,10 +106,8 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     for key, title in (("margins", "median adversarial distance"), ("accuracies", "accuracy")):
         lines = []
         for name, colour in ((BEST, "blue"), (ALIKE, "green")):
-            columns = [sorted(values(part, key, name)) for part in parts]
-            middle = [column[(len(column) - 1) // 2] for column in columns]
-            spread = {"low": [column[0] for column in columns], "high": [column[-1] for column in columns]}
-            lines.append(Line(name, SIZES, middle, colour, **spread))
+            rows = list(zip(*(values(part, key, name) for part in parts), strict=True))
+            lines.append(span_line(name, SIZES, rows, colour))
         panels.append(Panel(title, tuple(lines), "examples that share statistics", x_log=True, percent=key[0] == "a"))
     sentence = "The batches of the steps are the same; only what BN takes its statistics over differs."
     return [Panels("Does jitter make room?", sentence, tuple(panels), columns=2, height=320)]

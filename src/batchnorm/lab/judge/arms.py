@@ -63,13 +63,15 @@ def two_panels(results: Mapping[str, Mapping[str, Any]], colors: Mapping[str, st
 
 
 def accuracy_bars(
-    title: str, sentence: str, values: Mapping[str, Sequence[float]], colors: Mapping[str, str]
+    title: str, sentence: str, results: Mapping[str, Mapping[str, Any]], colors: Mapping[str, str]
 ) -> Headline:
-    """Return a headline with a bar for each arm: the median of its seeds, and their span in words."""
+    """Return a headline with a bar for each arm: the median of its seeds, their span, and how many diverged."""
     bars = []
-    for name, own in values.items():
+    for name, result in results.items():
+        own, lost = result["accuracies"], result["diverged"]
         middle = statistics.median(own)
-        bars.append(Bar(name, middle, f"{middle:.1%}", colors[name], f"{min(own):.1%} to {max(own):.1%}"))
+        remark = f"{min(own):.1%} to {max(own):.1%}" + (f", {lost} of {len(own)} diverged" if lost else "")
+        bars.append(Bar(name, middle, f"{middle:.1%}", colors[name], remark))
     return Headline(title, sentence, bars=tuple(bars))
 
 
