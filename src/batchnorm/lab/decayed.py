@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -20,7 +19,7 @@ from batchnorm.layers.batch import BatchNorm1d
 Rates = Callable[[int], Tensor]
 
 
-def invariant(seed: int, *, width: int = 32, layers: int = 2, init: str = "lecun", classes: int = 10) -> Layered:
+def invariant(seed: int, *, width: int = 32, layers: int = 2, init: str = "lecun", activation: str = "relu") -> Layered:
     """Return a network for 64 inputs of which all that learns is invariant to its scale: weights in front of BN.
 
     >>> [name for name, p in invariant(0).named_parameters() if p.requires_grad]
@@ -30,7 +29,7 @@ def invariant(seed: int, *, width: int = 32, layers: int = 2, init: str = "lecun
     """
     norm = partial(BatchNorm1d, affine=False)
     network = normed(
-        seed, norm, init=init, activation="relu", inputs=64, width=width, layers=layers, classes=classes
+        seed, norm, init=init, activation=activation, inputs=64, width=width, layers=layers
     )  # fmt: skip
     network.linears[-1].requires_grad_(False)
     return network
@@ -111,8 +110,8 @@ def as_vectors(tensors: Sequence[Tensor]) -> Tensor:
 def angles(before: Sequence[Tensor], after: Sequence[Tensor]) -> Tensor:
     """Return the angle by which each tensor of each copy turned: (tensors, copies), exact for small angles.
 
-    >>> angles([torch.tensor([[1.0, 0.0]])], [torch.tensor([[0.0, 2.0]])]) / math.pi
-    tensor([[0.5000]])
+    >>> float(angles([torch.tensor([[1.0, 0.0]])], [torch.tensor([[0.0, 2.0]])]) / torch.pi)
+    0.5
     """
     rows = []
     for one, other in zip(before, after, strict=True):

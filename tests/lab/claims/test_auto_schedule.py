@@ -22,7 +22,7 @@ def test_the_rule_gives_every_verdict():
 
 
 def test_squared_norms_grow_by_the_squared_steps():
-    """||w||^2 of a later step is ||w||^2 of the one before plus ||step||^2, for each layer: steps are at right angles."""
+    """||w||^2 of a later step is ||w||^2 before plus ||step||^2, for each layer: steps are at right angles."""
     stack = Copies([invariant(seed) for seed in (0, 1)])
     data = examples(sets.load("digits"), flat=True)
     before = [tensor.clone() for tensor in stack.parameters]

@@ -39,6 +39,6 @@ def test_what_all_examples_share_is_hidden_and_what_each_has_is_not():
     stream = torch.Generator().manual_seed(0)
     x, labels = torch.randn(40, 6, generator=stream).double(), torch.arange(40) % 3
     found = blind.shares(network.double(), x, labels)
-    assert found["linear"] < 1e-20 and found["diagonal"] < 1e-20
+    assert max(found["linear"], found["diagonal"]) < 1e-20
     assert 1e-6 < found["hessian"] < 1
     assert 0.05 < found["loss"] < 1

@@ -27,7 +27,7 @@ def test_the_rule_gives_every_verdict():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_the_prediction_is_that_of_a_random_walk_on_a_sphere(momentum):
-    """A gradient without any direction, of length 1 / ||w|| and at right angles to w: nothing but the theory's terms."""
+    """A gradient without any direction, of length 1 / ||w|| and at right angles to w: the theory's terms alone."""
     stream = torch.Generator().manual_seed(0)
     rate, decay, w = 0.1, 0.05, torch.randn(400, generator=stream, dtype=torch.float64)
     velocity, found = torch.zeros_like(w), []

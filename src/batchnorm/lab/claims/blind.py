@@ -95,7 +95,8 @@ def one_loss(network: Layered, last: BatchNorm1d) -> Any:
 
     def found(y: Tensor, label: Tensor) -> Tensor:
         scores = network.linears[-1](torch.relu(last.weight * y + last.bias))
-        return torch.logsumexp(scores, 0) - scores.gather(0, label.view(1))[0]
+        loss: Tensor = torch.logsumexp(scores, 0) - scores.gather(0, label.view(1))[0]
+        return loss
 
     return found
 

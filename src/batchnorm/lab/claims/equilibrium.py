@@ -18,7 +18,7 @@ from batchnorm.lab.judge.evidence import median, number
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.report.sections import Line, Panel, Panels, Section, Table
 
-RATES, DECAYS, MOMENTA = (0.1, 0.4), (0.01, 0.04), (0.0, 0.5, 0.9)
+RATES, DECAYS, MOMENTA = (0.1, 0.4), (0.03, 0.1), (0.0, 0.5, 0.9)
 GRID = tuple((rate, decay, momentum) for momentum in MOMENTA for rate in RATES for decay in DECAYS)
 COLORS = {0.0: "blue", 0.5: "green", 0.9: "purple"}
 LOW, HIGH = 0.8, 1.25  # measured in units of predicted: about 1
@@ -28,7 +28,7 @@ EVERY = 5  # of them
 
 def parts(budget: str) -> list[dict[str, Any]]:
     """One part for each momentum."""
-    amounts = {"steps": 1200, "seeds": 5} if budget == "quick" else {"steps": 20_000, "seeds": 10}
+    amounts = {"steps": 1600, "seeds": 5} if budget == "quick" else {"steps": 20_000, "seeds": 10}
     return [{"momentum": momentum, **amounts} for momentum in MOMENTA]
 
 
@@ -124,7 +124,9 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     columns = ("rate", "decay", "momentum", "predicted", "measured", "ratio")
     return [
         Panels("The angle is set before training", sentence, tuple(panels), columns=3, height=300),
-        Table("Predicted and measured", "Angles in radians, medians of the seeds.", columns, tuple(rows), tuple(range(6))),
+        Table(
+            "Predicted and measured", "Angles in radians, medians of the seeds.", columns, tuple(rows), tuple(range(6))
+        ),
     ]
 
 
@@ -142,8 +144,10 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     method="Two layers of 32 ReLUs with BN without gamma and beta, a fixed read-out; digits, batches of 32, 12 "
-    "settings: rates 0.1 and 0.4, decays 0.01 and 0.04, momenta 0, 0.5 and 0.9. The angle is the root of the mean "
+    "settings: rates 0.1 and 0.4, decays 0.03 and 0.1, momenta 0, 0.5 and 0.9. The angle is the root of the mean "
     "square, over layers and every fifth step of the last 30% of training.",
-    limits="The decays are larger than usual, so that the equilibrium is reached in few steps: it takes about "
-    "1 / (lr wd) of them. Where gradients of one layer's steps are correlated, the prediction is rougher.",
+    limits="The decays are larger than usual, so that the equilibrium is reached in few steps: it takes several times "
+    "1 / (lr wd) of them, and before that the angle is another one. Where the gradients of a layer's steps are "
+    "correlated, the prediction is rougher.",
+    version=2,  # in the first, one setting was not in equilibrium when it was measured: 1.2 / (lr wd) steps
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.evidence import median, number
+from batchnorm.lab.judge.spans import span_line
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.layers.batch import BatchNorm1d
 from batchnorm.report.sections import Line, Panel, Panels, Section
@@ -90,7 +91,7 @@ def judge(parts: Sequence[Part]) -> Judgement:
     depth = len(parts[0].result["squares"][0])
     return judged(
         f"With BN the squared gradient grows {estimates[0].value:.3f} times a layer on the way back (theory: "
-        f"{THEORY:.3f}), so {estimates[0].value**depth:,.0f} times over {depth} layers; with skips "
+        f"{THEORY:.3f}), so {estimates[0].value ** depth:,.0f} times over {depth} layers; with skips "
         f"{estimates[2].value:.3f} times a layer.",
         estimates,
         len(plain),
@@ -102,10 +103,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     lines = []
     for part in parts:
         arm, rows = part.options["arm"], part.result["squares"]
-        columns = [sorted(number(value) for value in column) for column in zip(*rows, strict=True)]
-        middle = [column[(len(column) - 1) // 2] for column in columns]
-        spread = {"low": [column[0] for column in columns], "high": [column[-1] for column in columns]}
-        lines.append(Line(arm, range(1, len(middle) + 1), middle, COLORS[arm], named_at=0.1, **spread))
+        lines.append(span_line(arm, range(1, len(rows[0]) + 1), rows, COLORS[arm], named_at=0.1))
     depth = len(lines[0].x)
     theory = [THEORY ** (depth - layer) for layer in range(1, depth + 1)]
     lines.append(Line("", range(1, depth + 1), theory, "ink", "dash", 1.4))
@@ -120,8 +118,11 @@ CLAIM = Claim(
     title="BN without skips makes gradients explode at initialisation",
     statement="In a plain ReLU network with BN the squared gradient grows 1.467 times a layer on the way back at "
     "initialisation, and skip connections take most of this growth away.",
-    source=Source("Yang et al. 2019, A mean field theory of Batch Normalization", "arXiv:1902.08129",
-                  "pi / (pi - 1) = 1.467 a layer for ReLU, wide layers and large batches"),  # fmt: skip
+    source=Source(
+        "Yang et al. 2019, A mean field theory of Batch Normalization",
+        "arXiv:1902.08129",
+        "pi / (pi - 1) = 1.467 a layer for ReLU, wide layers and large batches",
+    ),
     rule="Confirmed if the 95% interval of the factor is within 5% of 1.467 and with skips below its square root, "
     "1.211; refuted if one of these intervals is outside.",
     parts=parts,

@@ -16,19 +16,21 @@ from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import examples
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.evidence import difference, number
+from batchnorm.lab.judge.spans import span_line
 from batchnorm.lab.networks.normed import Bias, normed
 from batchnorm.lab.networks.schemes import deviation
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.lab.train import batches
 from batchnorm.layers.batch import BatchNorm1d
 from batchnorm.observe.probes.shift import Shift, shift
-from batchnorm.report.sections import Line, Panel, Panels, Section
+from batchnorm.report.sections import Panel, Panels, Section
 
 Batch = tuple[Tensor, Tensor]
 PLAIN, WITH = "without BN", "with BN"
 COLORS = {PLAIN: "vermillion", WITH: "blue"}
-LINEAR, DIGITS = "deep linear network", "digits, ReLU"
-RATES = {LINEAR: 1e-6, DIGITS: 0.1}
+LINEAR, DIGITS, SLOW = "deep linear network", "digits, ReLU", "digits, ReLU, rate 0.01"
+RATES = {LINEAR: 1e-6, DIGITS: 0.1, SLOW: 0.01}
+JUDGED = (LINEAR, DIGITS)
 MARGIN = 0.05  # of the cosine: by less, BN does not reduce the shift
 RECORDS = 7
 SIDE, DEEP, EXAMPLES = 10, 25, 1000  # of the deep linear network
@@ -38,7 +40,8 @@ def parts(budget: str) -> list[dict[str, Any]]:
     """One part for each task and network."""
     quick = budget == "quick"
     amounts = {LINEAR: {"steps": 400 if quick else 10_000}, DIGITS: {"steps": 200 if quick else 3000}}
-    seeds = 5 if quick else 10
+    amounts[SLOW] = amounts[DIGITS]
+    seeds = 10 if quick else 20
     return [{"task": task, "arm": arm, "seeds": seeds, **amounts[task]} for task in RATES for arm in COLORS]
 
 
@@ -75,7 +78,8 @@ def digit_batches(seed: int) -> Iterator[Batch]:
 
 def squares(network: nn.Module, batch: Batch) -> Tensor:
     """Return the sum of the squared errors."""
-    return (network(batch[0]) - batch[1]).square().sum()
+    found: Tensor = (network(batch[0]) - batch[1]).square().sum()
+    return found
 
 
 def cross_entropy(network: nn.Module, batch: Batch) -> Tensor:
@@ -120,11 +124,11 @@ def course(options: Mapping[str, Any], seed: int, recorder: Recorder) -> dict[st
         if step in recorded(steps):
             for name, value in summary(shift(network, batch, loss, lr=rate, layers=layers)).items():
                 found[name].append(value)
-        value = loss(network, batch)
+        error = loss(network, batch)
         if step in recorded(steps):
-            found["loss"].append(float(value.detach()))
+            found["loss"].append(float(error.detach()))
         optimizer.zero_grad()
-        value.backward()  # type: ignore[no-untyped-call]
+        error.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         recorder.progress(seed * steps + step, options["seeds"] * steps)
     return found
@@ -140,13 +144,14 @@ def summary(found: Shift) -> dict[str, float]:
 
 
 def judge(parts: Sequence[Part]) -> Judgement:
-    """For both tasks: the cosine with BN exceeds that without by less than the margin."""
+    """For both tasks, at the judged rates: the cosine with BN exceeds that without by less than the margin."""
     estimates, words = [], []
     for task in RATES:
         own = {part.options["arm"]: part.result["runs"] for part in parts if part.options["task"] == task}
         cosines = {arm: [middle(run["cosine"]) for run in runs] for arm, runs in own.items()}
         name = f"cosine of G and G', BN - without, {task}"
-        estimates.append(difference(name, cosines[WITH], cosines[PLAIN], MARGIN, above=False))
+        if task in JUDGED:
+            estimates.append(difference(name, cosines[WITH], cosines[PLAIN], MARGIN, above=False))
         words.append(f"{task} {middle(cosines[WITH]):.3f} with BN, {middle(cosines[PLAIN]):.3f} without")
     seeds = len(parts[0].result["runs"])
     return judged(f"Cosine of a layer's gradients before and after the others stepped: {'; '.join(words)}.", estimates,
@@ -160,22 +165,18 @@ def middle(values: Sequence[float | None]) -> float:
 
 
 def draw(parts: Sequence[Part]) -> list[Section]:
-    """Cosine and relative distance over training, a column for each task."""
+    """Cosine and relative distance over training, a column for each task and rate."""
     panels = []
     for name, title in (("cosine", "cosine of G and G'"), ("relative", "||G - G'|| / ||G||")):
         for task in RATES:
             lines = []
             for part in parts:
                 if part.options["task"] == task:
-                    rows = list(zip(*(run[name] for run in part.result["runs"]), strict=True))
-                    own = [[number(value, 0.0) for value in row] for row in rows]
-                    arm = part.options["arm"]
-                    bands = {"low": [min(row) for row in own], "high": [max(row) for row in own]}
-                    medians = [statistics.median(row) for row in own]
-                    lines.append(Line(arm, part.result["at"], medians, COLORS[arm], **bands))
+                    rows = [[number(value, 0.0) for value in run[name]] for run in part.result["runs"]]
+                    lines.append(span_line(part.options["arm"], part.result["at"], rows, COLORS[part.options["arm"]]))
             panels.append(Panel(f"{title}, {task}", tuple(lines), "step", x_log=True, y_log=name == "relative"))
     sentence = "The gradient of a layer before (G) and after (G') the layers in front of it stepped; medians of layers."
-    return [Panels("Does BN steady what a layer is asked to learn?", sentence, tuple(panels), columns=2)]
+    return [Panels("Does BN steady what a layer is asked to learn?", sentence, tuple(panels), columns=3)]
 
 
 CLAIM = Claim(
@@ -184,8 +185,11 @@ CLAIM = Claim(
     title="BN does not reduce internal covariate shift",
     statement="When the layers in front of a layer take their step, its gradient turns at least as much with BN as "
     "without.",
-    source=Source("Santurkar et al. 2018, section 2.2 and figure 3", "arXiv:1805.11604",
-                  "with BN the cosine is similar (VGG) or near 0 (deep linear network)"),  # fmt: skip
+    source=Source(
+        "Santurkar et al. 2018, section 2.2 and figure 3",
+        "arXiv:1805.11604",
+        "with BN the cosine is similar (VGG) or near 0 (deep linear network)",
+    ),
     rule="Confirmed if on both tasks the 95% interval of the difference of the cosines, with BN - without, is below "
     "0.05; refuted if on one it is above. A seed's cosine is the median over the layers and the recorded steps.",
     parts=parts,
@@ -197,7 +201,8 @@ CLAIM = Claim(
     "10,000 steps). The digits: 8 ReLU layers of 64, batches of 128, rate 0.1. Both networks of a task have the same "
     "weights, batches and rate.",
     limits="Equal rates only: the shift grows with the rate, so at the raised rates that BN allows it would be larger. "
+    "What the digits show depends on the rate: a tenth of it is drawn beside, and not judged. "
     "The number of examples and the weights of the linear network are not given in the paper.",
-    retelling="“Batch Normalization works because it reduces internal covariate shift”: measured on gradients, as the "
-    "layers see it, it does not have to.",
+    retelling="“Batch Normalization works because it reduces internal covariate shift”, and “it does not reduce "
+    "it”: measured on gradients, neither holds of all networks.",
 )

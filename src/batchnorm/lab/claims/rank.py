@@ -13,9 +13,10 @@ from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import examples
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.evidence import median, number, ratio
+from batchnorm.lab.judge.spans import span_line
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.layers.batch import BatchNorm1d
-from batchnorm.report.sections import Line, Panel, Panels, Section, thinned
+from batchnorm.report.sections import Panel, Panels, Section, thinned
 
 PLAIN, WITH, SCALE = "without BN", "with BN", "BN without the mean"
 COLORS = {PLAIN: "vermillion", WITH: "blue", SCALE: "green"}
@@ -120,10 +121,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
             for part in parts:
                 if part.options["layers"] == kind:
                     arm = part.options["arm"]
-                    columns = [sorted(map(number, column)) for column in zip(*part.result[key], strict=True)]
-                    middle = [column[(len(column) - 1) // 2] for column in columns]
-                    spread = {"low": [column[0] for column in columns], "high": [column[-1] for column in columns]}
-                    lines.append(Line(arm, part.result["layers"], middle, COLORS[arm], **spread))
+                    lines.append(span_line(arm, part.result["layers"], part.result[key], COLORS[arm]))
             panels.append(Panel(f"{title}, {kind}", tuple(lines), "layer", y_log=key == "rank"))
     sentence = "Digits in random networks, before any training: without BN they end up on one line."
     return [Panels("Signals of random networks", sentence, tuple(panels), columns=3)]
@@ -143,8 +141,9 @@ CLAIM = Claim(
     measure=measure,
     judge=judge,
     draw=draw,
-    method="Wide: 8 digits of each seed, 512 units; narrow: 32 and 128. Random Gaussian layers, in training mode, nothing is trained; stable rank "
-    "is ||H||_F^2 / ||H||_2^2, the gap || G / ||G|| - I / ||I|| || with G the Gram matrix of the examples.",
+    method="Wide: 8 digits of each seed, 512 units; narrow: 32 and 128. Random Gaussian layers, in training "
+    "mode, nothing is trained; stable rank is ||H||_F^2 / ||H||_2^2, the gap || G / ||G|| - I / ||I|| || with G the "
+    "Gram matrix of the examples.",
     limits="Initialisation only, and wide linear layers as in the theory, whose gap has a floor of about the batch "
     "size over the root of the width: narrow networks are drawn and not judged; there the signals do not become "
     "orthogonal. Nor are those with ReLU: their signals are positive, which bounds the stable rank.",
