@@ -33,6 +33,7 @@ def tuned(
     recorder: Recorder,
     *,
     seeds: int = 5,
+    first: int = 0,
     tuning_seeds: Sequence[int] = TUNING_SEEDS,
 ) -> dict[str, Any]:
     """Give one arm its chances: a sweep of rates on tuning seeds, then fresh seeds at the best one.
@@ -41,7 +42,8 @@ def tuned(
     {'rate': 0.3, 'sweep': [...], 'fresh': [...]}
 
     ``trial(rate, seed, data, tick)`` returns a dictionary with "score", which is to be high; null is a failure. The
-    rate with the highest median is chosen, on training examples that are held out; fresh seeds are scored on ``data``.
+    rate with the highest median is chosen, on training examples that are held out; fresh seeds, from
+    ``first`` on, are scored on ``data``.
     """
     held = hold_out(data)
     swept = [(rate, seed) for rate in rates for seed in tuning_seeds]
@@ -51,7 +53,7 @@ def tuned(
             return dict(trial(chosen(sweep_of(before, swept)), case, data, tick))
         return {"score": trial(*case, held, tick)["score"]}
 
-    found = _each([*swept, *range(seeds)], one, recorder)
+    found = _each([*swept, *range(first, first + seeds)], one, recorder)
     sweep = sweep_of(found, swept)
     return {"rate": chosen(sweep), "sweep": sweep, "fresh": found[len(swept) :]}
 
