@@ -16,7 +16,7 @@ from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import Examples, examples
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.evidence import difference, median
-from batchnorm.lab.judge.trials import tuned
+from batchnorm.lab.judge.trials import at_every_rate, tuned
 from batchnorm.lab.loop import Tick, fit, right
 from batchnorm.lab.networks.conv_residual import ConvResidual
 from batchnorm.lab.runs.recorder import Recorder
@@ -166,10 +166,20 @@ def draw(parts: Sequence[Part]) -> list[Section]:
         if arm == LEAKY:
             bars.append(Bar("groups of a class", own, f"{own:.1%}", "ink", "by the statistics of each group"))
         bars.append(Bar(arm, score, f"{score:.1%}", ARMS[arm]))
-        rows.append((arm, f"{part.result['rate']:g}", f"{own:.1%}", f"{score:.1%}", f"{calibrated:.1%}"))
+        rows.append(
+            (
+                arm,
+                f"{part.result['rate']:g}",
+                f"{own:.1%}",
+                f"{score:.1%}",
+                f"{calibrated:.1%}",
+                at_every_rate(part.result["sweep"]),
+            )
+        )
     table = Table(
         "All arms", "Medians of the fresh seeds, each arm at its best rate.",
-        ("arm", "rate", "groups, own statistics", "evaluation", "after calibrate"), tuple(rows), (1, 2, 3, 4),
+        ("arm", "rate", "groups, own statistics", "evaluation", "after calibrate", "each rate, tuning seeds"),
+        tuple(rows), (1, 2, 3, 4),
     )  # fmt: skip
     sentence = "Test accuracy after training on batches in which every device has the examples of one class."
     return [Headline("The batch gives the answer away", sentence, bars=tuple(bars)), table]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -75,6 +76,15 @@ def sweep_of(found: Sequence[Mapping[str, Any]], cases: Sequence[tuple[float, in
         }
         for rate, own in scores.items()
     ]
+
+
+def at_every_rate(sweep: Sequence[Mapping[str, Any]]) -> str:
+    """Write the median scores of a sweep, so that arms can be compared at equal rates.
+
+    >>> at_every_rate([{"rate": 0.1, "accuracies": [0.5, 0.7, 0.6]}, {"rate": 0.3, "accuracies": [0.0]}])
+    '0.1: 60.0%, 0.3: 0.0%'
+    """
+    return ", ".join(f"{row['rate']:g}: {statistics.median(row['accuracies']):.1%}" for row in sweep)
 
 
 def _each(cases: Sequence[Any], one: Callable[[Any, Sequence[Any], Tick], Any], recorder: Recorder) -> list[Any]:
