@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from recorders import recorder_of
@@ -47,10 +49,18 @@ def test_devices_that_are_apart_do_not_see_each_other():
 
 
 def test_an_arm_trains_on_what_its_devices_see(tmp_path, monkeypatch):
+    few = replace(
+        DATA,
+        train_inputs=DATA.train_inputs[:256],
+        train_labels=DATA.train_labels[:256],
+        validation_inputs=DATA.validation_inputs[:200],
+        validation_labels=DATA.validation_labels[:200],
+    )
+    monkeypatch.setattr(leak, "examples", lambda data: few)
     monkeypatch.setattr(leak, "tuned", lambda trial, data, *_, **__: dict(trial(0.1, 0, data, lambda: None)))
     found = leak.measure({"arm": "synchronised", "data": "digits", "steps": 3, "seeds": 1}, recorder_of(tmp_path))
-    network = leak.network_of("synchronised", 0, DATA)
-    leak.fit(network, leak.groups(DATA.train_inputs, DATA.train_labels, 0, 3), rate=0.1)
-    x, y = DATA.validation_inputs, DATA.validation_labels
+    network = leak.network_of("synchronised", 0, few)
+    leak.fit(network, leak.groups(few.train_inputs, few.train_labels, 0, 3), rate=0.1)
+    x, y = few.validation_inputs, few.validation_labels
     assert found["score"] == leak.right(network, x, y)
     assert found["grouped"] == leak.grouped(network, x, y)

@@ -36,4 +36,4 @@ def test_every_fresh_seed_is_measured_at_every_rate(tmp_path):
     fast = found["rates"][-1]["fresh"][0]
     assert fast["loss"] < fast["test"]  # it has begun to know its few examples
     part = regulariser.Part(options, found)
-    assert regulariser.values(part, "gap", 0.3)[0] == pytest.approx(fast["test"] - fast["loss"])
+    assert regulariser.values(part, "gap", regulariser.RATES[-1])[0] == pytest.approx(fast["test"] - fast["loss"])

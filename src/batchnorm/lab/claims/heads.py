@@ -15,7 +15,7 @@ from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import Examples, examples
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.evidence import difference
-from batchnorm.lab.judge.trials import tuned
+from batchnorm.lab.judge.trials import at_every_rate, tuned
 from batchnorm.lab.loop import Tick, drawn, fit
 from batchnorm.lab.networks.chain import Chain
 from batchnorm.lab.networks.residual import he_linear
@@ -123,8 +123,9 @@ def draw(parts: Sequence[Part]) -> list[Section]:
         score = statistics.median(row["score"] for row in fresh)
         bars.append(Bar(arm, score, f"{score:.1%}", ARMS[arm]))
         own = [f"{statistics.median(row['scales'][place] for row in fresh):.1%}" for place in range(len(SCALES))]
-        rows.append((arm, f"{part.result['rate']:g}", *own))
-    table = Table("By scale", "Medians of the fresh seeds.", ("statistics", "rate", *SCALES), tuple(rows), (1, 2, 3))
+        rows.append((arm, f"{part.result['rate']:g}", *own, at_every_rate(part.result["sweep"])))
+    columns = ("statistics", "rate", *SCALES, "mean at each rate, tuning seeds")
+    table = Table("By scale", "Medians of the fresh seeds.", columns, tuple(rows), (1, 2, 3))
     sentence = "Test accuracy of a head that is shared by two scales, in evaluation mode, the mean of both."
     return [Headline("One head, two scales", sentence, bars=tuple(bars)), table]
 

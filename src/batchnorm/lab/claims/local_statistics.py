@@ -13,13 +13,13 @@ from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import Examples, examples
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.evidence import difference
-from batchnorm.lab.judge.trials import tuned
+from batchnorm.lab.judge.trials import at_every_rate, tuned
 from batchnorm.lab.loop import Tick, drawn, fit, right
 from batchnorm.lab.networks.chain import Chain
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.report.sections import Bar, Headline, Section, Table
 
-RATES = (0.02, 0.06, 0.2)  # plain SGD: what is averaged has no momentum
+RATES = (0.06, 0.2, 0.6)  # plain SGD: what is averaged has no momentum
 LOCAL_STEPS = 10
 CLIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "as they are": lambda x: x,
@@ -109,8 +109,8 @@ def draw(parts: Sequence[Part]) -> list[Section]:
         score = statistics.median(row["score"] for row in fresh)
         bars.append(Bar(arm, score, f"{score:.1%}", ARMS[arm]))
         own = [f"{statistics.median(row['clients'][place] for row in fresh):.1%}" for place in range(len(CLIENTS))]
-        rows.append((arm, f"{part.result['rate']:g}", *own))
-    columns = ("averaging", "rate", *CLIENTS)
+        rows.append((arm, f"{part.result['rate']:g}", *own, at_every_rate(part.result["sweep"])))
+    columns = ("averaging", "rate", *CLIENTS, "mean at each rate, tuning seeds")
     table = Table("By client", "Medians of the fresh seeds.", columns, tuple(rows), tuple(range(1, len(columns))))
     sentence = "Accuracy of the clients on their own test images, after the last round of averaging."
     return [Headline("Whose statistics?", sentence, bars=tuple(bars)), table]

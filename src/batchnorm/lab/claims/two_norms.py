@@ -16,7 +16,7 @@ from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import Examples, examples
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.evidence import difference
-from batchnorm.lab.judge.trials import tuned
+from batchnorm.lab.judge.trials import at_every_rate, tuned
 from batchnorm.lab.loop import Tick, drawn, fit, right
 from batchnorm.lab.networks.chain import Chain
 from batchnorm.lab.runs.recorder import Recorder
@@ -112,10 +112,11 @@ def draw(parts: Sequence[Part]) -> list[Section]:
         arm, fresh = part.options["arm"], part.result["fresh"]
         clean, robust = (statistics.median(row[key] for row in fresh) for key in ("score", "robust"))
         bars.append(Bar(arm, 1 - clean, f"{1 - clean:.1%} wrong", ARMS[arm], f"under attack {1 - robust:.0%}"))
-        rows.append((arm, f"{part.result['rate']:g}", f"{clean:.1%}", f"{robust:.1%}"))
-    table = Table(
-        "All arms", "Medians of the fresh seeds.", ("arm", "rate", "clean", "under attack"), tuple(rows), (1, 2, 3)
-    )
+        rows.append(
+            (arm, f"{part.result['rate']:g}", f"{clean:.1%}", f"{robust:.1%}", at_every_rate(part.result["sweep"]))
+        )
+    columns = ("arm", "rate", "clean", "under attack", "clean at each rate, tuning seeds")
+    table = Table("All arms", "Medians of the fresh seeds.", columns, tuple(rows), (1, 2, 3))
     sentence = "Error on clean test examples of networks that were trained on clean and adversarial ones."
     return [Headline("Two kinds of examples, two norms", sentence, bars=tuple(bars)), table]
 

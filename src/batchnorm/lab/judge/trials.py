@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ def tuned(
     recorder: Recorder,
     *,
     seeds: int = 5,
+    first: int = 0,
     tuning_seeds: Sequence[int] = TUNING_SEEDS,
 ) -> dict[str, Any]:
     """Give one arm its chances: a sweep of rates on tuning seeds, then fresh seeds at the best one.
@@ -41,7 +43,8 @@ def tuned(
     {'rate': 0.3, 'sweep': [...], 'fresh': [...]}
 
     ``trial(rate, seed, data, tick)`` returns a dictionary with "score", which is to be high; null is a failure. The
-    rate with the highest median is chosen, on training examples that are held out; fresh seeds are scored on ``data``.
+    rate with the highest median is chosen, on training examples that are held out; fresh seeds, from
+    ``first`` on, are scored on ``data``.
     """
     held = hold_out(data)
     swept = [(rate, seed) for rate in rates for seed in tuning_seeds]
@@ -51,7 +54,7 @@ def tuned(
             return dict(trial(chosen(sweep_of(before, swept)), case, data, tick))
         return {"score": trial(*case, held, tick)["score"]}
 
-    found = _each([*swept, *range(seeds)], one, recorder)
+    found = _each([*swept, *range(first, first + seeds)], one, recorder)
     sweep = sweep_of(found, swept)
     return {"rate": chosen(sweep), "sweep": sweep, "fresh": found[len(swept) :]}
 
@@ -73,6 +76,15 @@ def sweep_of(found: Sequence[Mapping[str, Any]], cases: Sequence[tuple[float, in
         }
         for rate, own in scores.items()
     ]
+
+
+def at_every_rate(sweep: Sequence[Mapping[str, Any]]) -> str:
+    """Write the median scores of a sweep, so that arms can be compared at equal rates.
+
+    >>> at_every_rate([{"rate": 0.1, "accuracies": [0.5, 0.7, 0.6]}, {"rate": 0.3, "accuracies": [0.0]}])
+    '0.1: 60.0%, 0.3: 0.0%'
+    """
+    return ", ".join(f"{row['rate']:g}: {statistics.median(row['accuracies']):.1%}" for row in sweep)
 
 
 def _each(cases: Sequence[Any], one: Callable[[Any, Sequence[Any], Tick], Any], recorder: Recorder) -> list[Any]:
