@@ -1,4 +1,4 @@
-"""The page of all claims: what is on it is what was judged, rows open and filter in a real browser, strings stay strings."""
+"""The page of all claims: it shows what was judged, rows open and filter in a real browser, strings stay strings."""
 
 import dataclasses
 import json
