@@ -33,15 +33,21 @@ def call_with(model: nn.Module, example: Any) -> Any:
         return model(*example)
     if not isinstance(example, list):
         return model(example)
+    return _spread(model, example, "([...],)")
+
+
+def _spread(model: nn.Module, entries: list[Any], instead: str, where: str = "") -> Any:
+    """Call a model with the entries of a list as its arguments; if it raises, say how a list itself is written."""
     try:
-        return model(*example)
+        return model(*entries)
     except BatchNormError:
         raise
     except Exception as error:
         raise BatchNormError(
-            f"the entries of a list were passed as the {len(example)} arguments of the model, which raised "
+            f"the entries of a list were passed as the {len(entries)} arguments of the model, which raised "
             f"{type(error).__name__}: {first_line(error)}",
-            do="if the model takes the list itself, write it inside a tuple: ([...],)",
+            where=where,
+            do=f"if the model takes the list itself, write it inside a tuple: {instead}",
         ) from error
 
 
@@ -98,9 +104,31 @@ def batch_forward(where: str) -> Forward:
                 do="give tensors, tuples that begin with one, dictionaries of arguments, or "
                 "forward=lambda model, batch: ...",
             )
-        return call_with(model, inputs)
+        if isinstance(inputs, list):  # as loaders of detection data give them: images, targets
+            return _spread(model, inputs, "(([...],), labels)", where)
+        alike = isinstance(batch, list) and len(batch) > 1 and all(_like(each, batch[0]) for each in batch)
+        try:
+            return call_with(model, inputs)
+        except BatchNormError:
+            raise
+        except Exception as error:
+            if not alike:
+                raise  # the model's own mistake, in its own words
+            raise BatchNormError(
+                f"the first of a batch of {len(batch)} tensors was passed to the model, which raised "
+                f"{type(error).__name__}: {first_line(error)}",
+                where=where,
+                do="if the model takes the list itself, write it inside two tuples: (([...],),)",
+            ) from error
 
     return forward
+
+
+def _like(one: Any, other: Any) -> bool:
+    """Whether two entries of a batch look like two samples, not like inputs and labels."""
+    return (
+        isinstance(one, Tensor) and isinstance(other, Tensor) and (one.dim(), one.dtype) == (other.dim(), other.dtype)
+    )
 
 
 def labels_of(batch: Any) -> Tensor | None:

@@ -47,6 +47,7 @@ SCENARIOS = {
     "killed": (killed, [1], []),
     "killed, and one finds out late": (killed, [1], [2]),
     "killed, the keeper of the store": (killed, [0], []),
+    "killed, the keeper of the store, and one finds out late": (killed, [0], [2]),
     "killed, two": (killed, [0, 1], []),
     "raised": (raised, [2], []),
     "raised, the keeper of the store": (raised, [0], []),
@@ -67,6 +68,23 @@ def evaluates(rank, group):
             time.sleep(0.05)
         return None
     return outcome(lambda: layer(X))
+
+
+def goes_on(rank, group, end=lambda: None):
+    """Rank 1 evaluates one batch, and goes on to the gradients' reduction, which fails when the others give up."""
+    layer = bn.SyncBatchNorm(4, process_group=group)
+    layer(X)
+    if rank == 1:
+        layer.eval()(X)
+        try:
+            dist.all_reduce(torch.zeros(4), group=group)
+        finally:
+            end()
+    return outcome(lambda: layer(X))
+
+
+def goes_on_and_is_killed(rank, group):
+    return goes_on(rank, group, killed)
 
 
 def apart(rank, group):
@@ -106,7 +124,12 @@ def fails(name, rank, group):
     return outcome(lambda: model(X))
 
 
-OTHERS = {"evaluates": evaluates, "apart": apart}
+OTHERS = {
+    "evaluates": evaluates,
+    "evaluates, and goes on": goes_on,
+    "evaluates, and is killed": goes_on_and_is_killed,
+    "apart": apart,
+}
 NAMES = (*SCENARIOS, *OTHERS)
 
 
@@ -115,6 +138,8 @@ def main(name, rank, folder):
     group = dist.new_group(timeout=timedelta(seconds=TIMEOUT))
     found = OTHERS[name](rank, group) if name in OTHERS else fails(name, rank, group)
     pathlib.Path(folder, f"{name} {rank}.json").write_text(json.dumps(found))
+    if name in SCENARIOS and SCENARIOS[name][2]:
+        os._exit(0)  # so that those who find out late find it ended
 
 
 def start(name, rank, folder, port):

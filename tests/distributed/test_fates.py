@@ -17,6 +17,7 @@ STORIES = {
     "killed": ([0, 2], GONE, [1]),
     "killed, and one finds out late": ([0, 2], GONE, [1]),
     "killed, the keeper of the store": ([1, 2], GONE, [0]),
+    "killed, the keeper of the store, and one finds out late": ([1, 2], GONE, [0]),
     "killed, two": ([2], "rank 0 is gone: process {2} on ", [0, 1]),
     "raised": ([0, 1], "rank {} did not arrive: its program has ended with RuntimeError: no more", [2]),
     "raised, the keeper of the store": (
@@ -27,7 +28,9 @@ STORIES = {
     "stopped": ([0, 2], "rank {} is stopped: process {} on " + HOST, [1]),
     "finished": ([0, 1], "rank {} did not arrive: its program has ended", [2]),
     "slow": ([0, 2], "rank {} did not arrive: its last exchange was in", [1]),
-    "evaluates": ([0, 2], "rank {} did not arrive: it is in evaluation mode: it ran this layer", [1]),
+    "evaluates": ([0, 2], "rank {} did not arrive: it is in evaluation mode: it ran", [1]),
+    "evaluates, and goes on": ([0, 2], "rank {} did not arrive: it is in evaluation mode: it ran", [1]),
+    "evaluates, and is killed": ([0, 2], "rank {} did not arrive: it is in evaluation mode: it ran", [1]),
     "apart": ([0], GONE, [2]),
 }
 
@@ -62,5 +65,6 @@ def test_the_rank_that_is_gone_is_named(fates, name):
         assert story.format(*blamed, *pids) in told, told
         assert told.isprintable()
         for other in {0, 1, 2} - set(blamed) - {rank}:
-            wrong = [part for part in told.split(";") if f"rank {other} " in part and "has ended since" not in part]
+            blames = [part for part in told.split(";") if f"rank {other} " in part]
+            wrong = [part for part in blames if "has ended since" not in part and "has ended, too" not in part]
             assert not wrong, told

@@ -213,3 +213,17 @@ def test_instance_norm_with_an_activation_and_permuted_gradients(training):
         (found,) = torch.autograd.grad(layer(leaf), leaf, permuted)
         expected = found if expected is None else expected
         assert torch.allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize("name", ["batch", "instance", "group", "layer", "rms", "filter-response", "dyt", "renorm"])
+@pytest.mark.parametrize("shape", [(1, 6, 5, 5), (1, 6, 5, 1), (1, 6, 2, 3, 4), (2, 6, 1, 5)], ids=str)
+def test_every_brick_reads_permuted_gradients(name, shape, activation):
+    layer = bn.make_norm(name, 6, dims=len(shape) - 2, activation=activation)
+    x, dy = torch.randn(shape), torch.randn(shape)
+    leaves = [x.requires_grad_(), *layer.parameters()]
+    expected = torch.autograd.grad(layer(x), leaves, dy)
+    orders = list(permutations(dy))
+    for permuted in orders if len(orders) <= 24 else orders[::7]:
+        for found, wanted in zip(torch.autograd.grad(layer(x), leaves, permuted), expected, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

@@ -38,7 +38,11 @@ def measured(path):
     """What was measured, without the times."""
     records = json.loads(path.read_text())
     timed = [m for m in records["measurements"] if "seconds" in m["quantity"]]
-    summary = {key: value for key, value in records["summary"].items() if key != "notes" and "seconds" not in key and "peak" not in key}
+    summary = {
+        key: value
+        for key, value in records["summary"].items()
+        if key != "notes" and "seconds" not in key and "peak" not in key
+    }
     rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in summary.pop("rows", ())]
     return [m for m in records["measurements"] if m not in timed], summary, rows, records["configuration"]
 

@@ -23,13 +23,17 @@ EVERY = pytest.mark.parametrize("name", NAMES)
 def test_torchs_own_class_where_torch_has_it():
     expected = {
         ("group", 2): nn.GroupNorm, ("layer", 2): nn.GroupNorm, ("layer", 0): nn.LayerNorm, ("rms", 0): nn.RMSNorm,
-        ("instance", 1): nn.InstanceNorm1d, ("instance", 2): nn.InstanceNorm2d, ("instance", 3): nn.InstanceNorm3d,
-        ("none", 2): nn.Identity,
+        ("instance", 1): nn.InstanceNorm1d, ("none", 2): nn.Identity,
     }  # fmt: skip
     for (name, dims), cls in expected.items():
         assert type(bn.make_norm(name, 8, dims)) is cls
         assert type(bn.make_norm(name, 8, dims, activation=None, negative_slope=0.1)) is cls
-    for name, dims, cls in (("group", 2, nn.GroupNorm), ("instance", 3, nn.InstanceNorm3d)):
+    for name, dims, cls in (
+        ("group", 2, nn.GroupNorm),
+        ("instance", 2, nn.InstanceNorm2d),
+        ("instance", 3, nn.InstanceNorm3d),
+    ):
+        assert isinstance(bn.make_norm(name, 8, dims), cls)
         assert isinstance(bn.make_norm(name, 8, dims, activation="relu"), cls)
     assert [type(bn.make_norm("batch", 8, d)) for d in (0, 1, 2, 3)] == [
         bn.BatchNorm1d, bn.BatchNorm1d, bn.BatchNorm2d, bn.BatchNorm3d,

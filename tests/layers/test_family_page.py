@@ -7,6 +7,7 @@ import torch
 from family_cases import NAMES
 from torch import nn
 
+from batchnorm.bench import measure
 from batchnorm.layers import bricks_page
 from batchnorm.layers.family import BRICKS
 
@@ -54,6 +55,15 @@ def test_dependence_is_really_tried():
     other = torch.cat([x[:1], torch.randn(7, 16, 5, 5)])
     assert bricks_page._depends(nn.BatchNorm2d(16), x, other)
     assert not bricks_page._depends(nn.BatchNorm2d(16).eval(), x, other)
+
+
+def test_quartiles_of_two_ratios_lie_between_them(monkeypatch):
+    def rounds(steps, count):
+        return {name: (1.0, 1.0) if not name else (1.0, 9.0) for name in steps}
+
+    monkeypatch.setattr(measure, "alternate", rounds)
+    for by_layout in bricks_page.measure_costs(rounds=2, shape=(2, 4, 3, 3)).values():
+        assert set(by_layout.values()) == {(5.0, 3.0, 7.0)}
 
 
 def test_costs_are_ratios_to_torch():

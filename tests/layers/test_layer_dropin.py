@@ -2,6 +2,8 @@
 
 import inspect
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -143,6 +145,39 @@ def test_torchs_fusers_do_not_drop_an_activation(activation, name):
     layer = OURS[dims](24, activation=activation)
     with pytest.raises(BatchNormError, match=f"{name}: BatchNorm{dims}d applies {activation} .* use bn.fold"):
         getattr(nn.utils.fusion, name)(before.eval(), layer.eval())
+
+
+IMPORTED_FIRST = """
+import inspect, sys
+{imports}
+fuse, signature = {fuse}, inspect.signature({fuse})
+layer = bn.BatchNorm2d(8, activation="relu").eval()
+conv = torch.nn.Conv2d(3, 8, 3).eval()
+for call in (lambda: fuse(conv, layer), lambda: fuse(conv=conv, bn=layer)):
+    try:
+        call()
+    except bn.BatchNormError as error:
+        print(error.where)
+assert inspect.signature(fuse) == signature
+sys.modules.pop("batchnorm.layers.torch_fusion")
+import batchnorm.layers.torch_fusion as again
+again.guard()
+print(fuse(conv, torch.nn.BatchNorm2d(8).eval(), False), fuse(conv, bn=bn.BatchNorm2d(8).eval()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "fuse"),
+    [
+        ("import torch\nfrom torch.nn.utils import fuse_conv_bn_eval\nimport batchnorm as bn", "fuse_conv_bn_eval"),
+        ("import torch, batchnorm as bn", "torch.nn.utils.fuse_conv_bn_eval"),
+    ],
+)
+def test_torchs_fusers_ask_however_they_were_imported(imports, fuse):
+    code = IMPORTED_FIRST.format(imports=imports, fuse=fuse)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    conv = "Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))"
+    assert done.stdout.splitlines() == ["fuse_conv_bn_eval"] * 2 + [f"{conv} {conv}"], done.stderr
 
 
 def test_torchs_fusers_do_not_put_running_statistics_in_the_place_of_the_batchs():

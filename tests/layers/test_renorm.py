@@ -182,3 +182,16 @@ def test_a_ramp_of_a_tensor():
     ramp = bn.Ramp(10, 20, 1.0, 3.0)
     for step in (0, 10, 13, 20, 50):
         assert ramp(torch.tensor(step)).item() == pytest.approx(ramp(step))
+
+
+def test_limits_that_change_work_under_vmap():
+    layer = bn.BatchRenorm(3, rmax=bn.Ramp(0, 4, 1.0, 3.0), dmax=bn.Ramp(0, 4, 0.0, 5.0))
+    x = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
+    states = [{name: tensor + 0.5 * at for name, tensor in layer.state_dict().items()} for at in (0, 1)]
+    for at, state in enumerate(states):
+        state["num_batches_tracked"] = torch.tensor(at)
+    stacked = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+    found = torch.func.vmap(lambda state, x: torch.func.functional_call(layer, state, (x,)))(stacked, x)
+    for at, state in enumerate(states):
+        layer.load_state_dict(state)
+        torch.testing.assert_close(found[at], layer(x[at]))

@@ -268,3 +268,47 @@ def test_batch_forward_calls_with_several_inputs():
     model = nn.Bilinear(2, 3, 4)
     pair = (torch.ones(5, 2), torch.ones(5, 3))
     assert torch.equal(batch_forward("calibrate")(model, (pair, Y)), model(*pair))
+
+
+class TakesAList(nn.Module):
+    """It takes a list of images of any sizes, and returns one tensor an image."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, images, targets=None):
+        assert isinstance(images, (list, tuple)), "images are no list"
+        return [self.bn(self.conv(image[None])) for image in images]
+
+
+SAMPLES = [X[0], X[1, :, 2:], X[2]]
+WITH_LISTS = {
+    "calibrate": lambda batch: bn.calibrate(TakesAList(), [batch], progress=False),
+    "adapt": lambda batch: bn.adapt(TakesAList().eval(), [batch]),
+    "convert": lambda batch: bn.convert(TakesAList(), "layer", data=[batch]),
+}
+
+
+@pytest.mark.parametrize("verb", WITH_LISTS)
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ((SAMPLES, [{}, {}, {}]), "passed as the 3 arguments"),  # as a loader of detection data gives it
+        ([SAMPLES, [{}, {}, {}]], "passed as the 3 arguments"),
+        ((SAMPLES,), "passed as the 3 arguments"),
+        (SAMPLES, "the first of a batch of 3 tensors was passed"),
+    ],
+)
+def test_a_list_in_a_batch_ends_in_what_to_write_instead(verb, batch, words):
+    with pytest.raises(bn.BatchNormError, match=words) as raised:
+        WITH_LISTS[verb](batch)
+    advice = "(([...],), labels)" if "arguments" in words else "(([...],),)"
+    assert str(raised.value).endswith(advice)
+    WITH_LISTS[verb](((SAMPLES,), [{}, {}, {}]))  # what is advised
+    WITH_LISTS[verb](((SAMPLES,),))
+
+
+def test_a_model_that_fails_on_inputs_and_labels_fails_in_its_own_words():
+    with pytest.raises(AssertionError, match="images are no list"):
+        bn.calibrate(TakesAList(), [[X, Y]], progress=False)

@@ -152,6 +152,23 @@ def test_what_cannot_be_exported_ends_in_a_sentence_and_leaves_the_file_that_was
         bn.export(Branch, torch.randn(4, 3), file)
 
 
+class Counting(nn.Module):
+    """What torch.export cannot follow: a number that depends on the input's content."""
+
+    def forward(self, x):
+        return {"positive": x[x > 0], "count": int((x > 0).sum())}
+
+
+@pytest.mark.parametrize("suffix", ["pt2", pytest.param("onnx", marks=needs_onnx)])
+def test_a_refusal_is_one_sentence_without_torch_s_graph_and_log(suffix, tmp_path, capfd, caplog):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), Counting()).eval()
+    with pytest.raises(bn.BatchNormError, match=r"^export: torch.export, given this model, raises \w+: ") as raised:
+        bn.export(model, torch.randn(6, 3), tmp_path / f"model.{suffix}")
+    assert "\n" not in str(raised.value)
+    assert capfd.readouterr() == ("", "")
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
 @pytest.mark.parametrize("name", ["a;b", "a\nb", "\x1b[2J"])
 def test_names_that_the_format_lacks_end_in_a_sentence_without_torch_s_log(name, tmp_path, caplog):
     model = nn.Sequential()

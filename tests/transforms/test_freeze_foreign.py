@@ -73,6 +73,52 @@ class Moving(nn.Module):
         return (x - mean) * torch.rsqrt(var + 1e-5) * gamma + beta
 
 
+class Plain(nn.Module):
+    """As textbooks write it: statistics that are plain attributes, of the shape of what they are subtracted from."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.gamma, self.beta = (
+            nn.Parameter(t) for t in (torch.ones(1, channels, 1, 1), torch.zeros(1, channels, 1, 1))
+        )
+        self.moving_mean, self.moving_var = torch.zeros(1, channels, 1, 1), torch.ones(1, channels, 1, 1)
+
+    def forward(self, x):
+        mean, var = self.moving_mean, self.moving_var
+        if self.training:
+            mean = x.mean((0, 2, 3), keepdim=True)
+            var = (x - mean).square().mean((0, 2, 3), keepdim=True)
+            self.moving_mean = (0.9 * self.moving_mean + 0.1 * mean).detach()
+            self.moving_var = (0.9 * self.moving_var + 0.1 * var).detach()
+        return self.gamma * (x - mean) / torch.sqrt(var + 1e-5) + self.beta
+
+
+class AsParameters(nn.Module):
+    """Statistics that are parameters which do not learn."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.running_mean = nn.Parameter(torch.zeros(channels), requires_grad=False)
+        self.running_var = nn.Parameter(torch.ones(channels), requires_grad=False)
+
+    def forward(self, x):
+        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, self.training)
+
+
+class OtherNames(nn.Module):
+    """Statistics of no known name, which the forward gives to torch's function."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.g, self.b = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.register_buffer("mu", torch.zeros(channels))
+        self.register_buffer("sigma2", torch.ones(channels))
+
+    def forward(self, x):
+        return F.batch_norm(x, self.mu, self.sigma2, self.g, self.b, self.training)
+
+
 class Conditional(nn.BatchNorm2d):
     """Called with a second argument, which a trial does not know."""
 
@@ -112,6 +158,9 @@ LAYERS = {
     "a subclass of ours": lambda: Ours(4),
     "a class without a forward": lambda: Named(4),
     "not torch's": lambda: Moving(4),
+    "plain attributes": lambda: Plain(4),
+    "statistics as parameters": lambda: AsParameters(4),
+    "names of its own": lambda: OtherNames(4),
     "instance norm that keeps statistics": lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
     "parametrised torch": lambda: parametrised(nn.BatchNorm2d),
     "parametrised ours": lambda: parametrised(bn.BatchNorm2d),
@@ -146,12 +195,12 @@ def test_every_norm_that_keeps_statistics_is_frozen_and_thawed(name):
     if "parametrised" not in name:  # which torch does not pickle
         copies.append(pickle.loads(pickle.dumps(frozen)))
     for each in copies:
-        before = {n: t.clone() for n, t in each.state_dict().items()}
+        before = {n: t.clone() for n, t in (each.state_dict() | statistics_of(each)).items()}
         for mode in (True, False, True):
             x = images(layer)
             torch.testing.assert_close(each.train(mode)(x.clone()), expected(x.clone()), rtol=1e-5, atol=1e-5)
             assert each.training is mode
-        for n, t in each.state_dict().items():
+        for n, t in (each.state_dict() | statistics_of(each)).items():
             # torch 2.7 writes the mean of copies of an instance norm's statistics into them, in evaluation too.
             torch.testing.assert_close(t, before[n], rtol=1e-6 if "instance" in name else 0, atol=0, msg=n)
         assert is_frozen(each)
@@ -164,6 +213,38 @@ def test_every_norm_that_keeps_statistics_is_frozen_and_thawed(name):
         old = [t.clone() for t in statistics_of(thawed).values()]
         thawed.train()(images(layer))
         assert not all(map(torch.equal, old, statistics_of(thawed).values()))
+
+
+@pytest.mark.parametrize("kind", [Plain, AsParameters, OtherNames, Moving])
+def test_statistics_of_any_home_are_held(kind):
+    model = nn.Sequential(kind(4))
+    for hold in (bn.no_update, bn.use_batch_statistics):
+        before = statistics_of(model[0])
+        assert len(before) == 2
+        with hold(model.train(hold is bn.no_update)):
+            model(images(None))
+        after = statistics_of(model[0])
+        assert all(after[n] is t and torch.equal(after[n], t) for n, t in before.items())
+    model.train()
+    once, twice = bn.update_once(copy.deepcopy(model)), copy.deepcopy(model)
+    x = images(None)
+    for each in (once, twice):
+        torch.utils.checkpoint.checkpoint(each, x, use_reentrant=False).sum().backward()
+    model(x)
+    held, moved, wanted = (statistics_of(each[0]) for each in (once, twice, model))
+    assert all(torch.equal(held[n], t) for n, t in wanted.items())
+    assert not any(torch.equal(moved[n], t) for n, t in wanted.items())
+
+
+def test_a_function_without_statistics_keeps_none():
+    class Standardised(nn.Conv2d):
+        def forward(self, x):
+            weight = F.batch_norm(self.weight.view(1, len(self.weight), -1), None, None, training=True)
+            return F.conv2d(x, weight.view_as(self.weight), self.bias)
+
+    layer = Standardised(4, 4, 3)
+    assert not statistics_of(layer)
+    assert not bn.freeze(layer)[1].changes
 
 
 def test_dropout_inside_goes_on_and_learned_activations_learn():

@@ -14,7 +14,7 @@ from torch import Tensor
 from batchnorm.distributed import rollcall
 from batchnorm.distributed.farewell import farewell
 from batchnorm.distributed.groups import backend, patience
-from batchnorm.distributed.ledger import EVALUATION, HEADER, SAME, Ledger, Line, arrived, in_words, ledger_of
+from batchnorm.distributed.ledger import HEADER, SAME, Ledger, Line, arrived, ending, in_words, ledger_of, passed_in
 from batchnorm.errors import BatchNormError
 
 # Room for a message from each rank. gloo ends the process if a message is longer than the place it is put in, which
@@ -93,9 +93,12 @@ def _missing(ledger: Ledger, line: Line, waited: float, seconds: float, error: R
     """Find out who did not come and why."""
     me = ledger.ranks[ledger.me]
     answers = rollcall.call(ledger.name, ledger.exchanges, ledger.ranks, ledger.me, seconds)
-    lost = {rank: story for rank in ledger.ranks if rank != me and (story := _lost(rank, answers))}
+    lost = {rank: story for rank in ledger.ranks if rank != me and (story := _lost(rank, answers, line.seat.title()))}
     rollcall.report(lost)
     first = {rank: story for rank, story in rollcall.fallen().items() if rank in ledger.ranks}
+    since = "has ended since"  # as we are about to, and for the same reason
+    if not first and answers is None and 0 in lost:  # the store went with its keeper: nothing tells the order
+        first, since = {0: lost[0]}, "has ended, too"
     stories: dict[str, list[int]] = {}
     for rank in [*first, *(rank for rank in ledger.ranks if rank not in first)]:
         if rank == me:
@@ -103,7 +106,7 @@ def _missing(ledger: Ledger, line: Line, waited: float, seconds: float, error: R
         if rank in first:
             story = first[rank]
         elif first and rank in lost and rollcall.fate(rank) != "stopped":
-            story = "has ended since"  # as we are about to, and for the same reason
+            story = since
         else:
             story = lost.get(rank) or ("" if lost or first else _late(rank, answers, ledger, line))
         if story:
@@ -125,14 +128,15 @@ def _missing(ledger: Ledger, line: Line, waited: float, seconds: float, error: R
     )
 
 
-def _lost(rank: int, answers: dict[int, dict[str, Any]] | None) -> str:
+def _lost(rank: int, answers: dict[int, dict[str, Any]] | None, ours: str) -> str:
     """What became of a rank that will not come any more; empty if it may."""
     answer = (answers or {}).get(rank, {})
     process = rollcall.process_of(rank)
     if "ended" in answer:
-        passed = f" (before, {ran})" if (ran := _passed(answer, "")) else ""
-        return f"did not arrive: its program has ended{answer['ended']}{passed}"
+        return ending(answer, ours)
     fate = rollcall.fate(rank)
+    if fate == "gone" and answer and (passed := passed_in(answer, ours)):
+        return f"did not arrive: {passed}; since then {process} has ended without a word"
     if fate == "gone":
         return f"is gone: {process} has ended" + (" without a word (killed, or out of memory)" * (answers is not None))
     if fate == "stopped" and not answer:
@@ -147,6 +151,8 @@ def _late(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: Ledger, 
         return "" if running or not process else f"may be gone, and cannot be asked ({process})"
     answer = answers.get(rank)
     if answer is not None:
+        if "groups" not in answer:  # it published that before it was asked
+            return f"did not arrive: {passed_in(answer, line.seat.title())}"
         last = answer["groups"].get(ledger.name)
         here = last is not None and last[3] == ledger.exchanges
         return "" if here else f"did not arrive: {_story(last, answer, line)}"
@@ -155,23 +161,8 @@ def _late(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: Ledger, 
     return "gave no answer (dead, stopped, or never in a synchronised layer)" + (f"; it was {process}" * bool(process))
 
 
-def _passed(answer: dict[str, Any], ours: str) -> str:
-    """What a rank ran without an exchange: this layer, if it did, or the last one."""
-    found = [name for name, _ in answer["passed"]]
-    if not found:
-        return ""
-    name = ours if ours in found else found[-1]
-    how = [how for each, how in answer["passed"] if each == name][-1]
-    layer = "this layer" if name == ours else name
-    return (
-        f"it is in evaluation mode: it ran {layer} with its running statistics"
-        if how == EVALUATION
-        else (f"it ran {layer} {how}")
-    )
-
-
 def _story(last: list[Any] | None, answer: dict[str, Any], line: Line) -> str:
-    parts = [_passed(answer, line.seat.title())]
+    parts = [passed_in(answer, line.seat.title())]
     if last is None:
         parts.append("it has not exchanged anything in this group")
     else:

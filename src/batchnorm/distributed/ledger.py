@@ -183,6 +183,48 @@ def whereabouts() -> dict[str, Any]:
     return {"groups": groups, "passed": passed}
 
 
+def passing() -> dict[str, Any]:
+    """Return the kinds of the layers that ran without an exchange since the last one, and the number of exchanges.
+
+    >>> sorted(passing())
+    ['exchanges', 'passed']
+    """
+    alive = [(type(layer).__name__, how) for reference, how in list(_passed) if (layer := reference()) is not None]
+    exchanges = {ledger.name: ledger.exchanges for ledger in list(_ledgers.values())}
+    return {"passed": [[f"a {name}", how] for name, how in alive], "exchanges": exchanges}
+
+
+def passed_in(answer: dict[str, Any], ours: str = "") -> str:
+    """Return what a rank ran without an exchange, from its `whereabouts`: the layer ``ours``, or the last one.
+
+    >>> passed_in({"passed": [["'bn' (SyncBatchNorm, 2 channels)", "in evaluation mode"]]})
+    "it is in evaluation mode: it ran 'bn' (SyncBatchNorm, 2 channels) with its running statistics"
+    """
+    found = [name for name, _ in answer["passed"]]
+    if not found:
+        return ""
+    name = ours if ours in found else found[-1]
+    how = [how for each, how in answer["passed"] if each == name][-1]
+    layer = "this layer" if name == ours else name
+    return (
+        f"it is in evaluation mode: it ran {layer} with its running statistics"
+        if how == EVALUATION
+        else (f"it ran {layer} {how}")
+    )
+
+
+def ending(answer: dict[str, Any], ours: str = "") -> str:
+    """Return why a rank did not arrive whose program has ended: what it ran before comes first.
+
+    >>> ending({"passed": [], "ended": " with KeyError: 3"})
+    'did not arrive: its program has ended with KeyError: 3'
+
+    A rank in evaluation mode often ends with an error of another exchange, because those that wait for it give up.
+    """
+    passed = passed_in(answer, ours)
+    return "did not arrive: " + (f"{passed}; since then " if passed else "") + f"its program has ended{answer['ended']}"
+
+
 def in_words(ranks: list[int]) -> str:
     """Name ranks in a sentence.
 

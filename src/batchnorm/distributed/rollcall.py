@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from batchnorm.distributed.ledger import whereabouts
+from batchnorm.distributed.ledger import ending, passing, whereabouts
 from batchnorm.distributed.processes import identity, state_of
 
 LOOK = 0.5  # seconds between two looks into the store
@@ -37,6 +37,7 @@ class _Listener:
         self.unknown = set(range(dist.get_world_size())) - {rank} if dist.get_world_size() <= MOST_KNOWN else set()
         self.known: dict[int, dict[str, Any]] = {}
         self.fallen: dict[int, str] = {}
+        self.confided: Any = None
         self.store.set(f"bn/who/{rank}", json.dumps(identity()))
         self.process, self.over = os.getpid(), threading.Event()
         self.thread = threading.Thread(target=self._listen, name="batchnorm-rollcall", daemon=True)
@@ -53,8 +54,16 @@ class _Listener:
                     self.store.compare_set(f"bn/at/{question}/{self.rank}", "", _answer())
                     asked += 1
                 self.learn()
+                self.confide()
             except Exception:
                 return  # the store is gone, and with it whoever could ask
+
+    def confide(self) -> None:
+        """Publish once that layers ran without an exchange: the process may be killed before anyone asks."""
+        now = passing()  # not `whereabouts`: to look for names disturbs a program that runs
+        if now["passed"] and now["exchanges"] != self.confided:
+            self.confided = now["exchanges"]
+            self.store.set(f"bn/passed/{self.rank}", json.dumps(now))
 
     def learn(self) -> None:
         """Read who the other processes are, and who of them is known to be gone."""
@@ -91,9 +100,10 @@ class _Listener:
             error = getattr(sys, "last_value", None)  # what the interpreter has just printed
             why = f" with {type(error).__name__}: {str(error)[:LONGEST]}" if error is not None else ""
             try:
-                self.store.set(f"bn/ended/{self.rank}", json.dumps({**json.loads(_answer()), "ended": why}))
+                answer = {**json.loads(_answer()), "ended": why}
+                self.store.set(f"bn/ended/{self.rank}", json.dumps(answer))
                 if why and not self.fallen:
-                    self.report({self.rank: f"did not arrive: its program has ended{why}"})
+                    self.report({self.rank: ending(answer)})
             except Exception:
                 return
 
@@ -173,6 +183,10 @@ def call(group: str, exchange: int, ranks: list[int], me: int, seconds: float) -
         for rank in others:
             if store.check([f"bn/ended/{rank}"]):
                 answers[rank] = json.loads(store.get(f"bn/ended/{rank}"))
+            elif rank not in answers and fate(rank) != "stopped" and store.check([f"bn/passed/{rank}"]):
+                answer = json.loads(store.get(f"bn/passed/{rank}"))
+                if answer["exchanges"].get(group, 0) == exchange - 1:  # else it has exchanged since
+                    answers[rank] = answer
     except Exception:
         return None
     return answers

@@ -79,6 +79,10 @@ def race(
         bool, typer.Option("--report/--no-report", help="Record the signal, and write the records and the page.")
     ] = True,
     open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Choose the rate of the network without BN anew for each target of steps."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder of --out.")] = False,
 ) -> None:
     """Train networks with and without Batch Normalization, and count the steps to the same accuracy.
@@ -112,6 +116,9 @@ def race(
         raise BatchNormError(f"--threads is {threads}", do="give a whole number, or 0 for torch's choice")
     given: dict[str, Any] = {"seeds": seeds, "steps": steps, "batch_size": batch_size, "every": every}
     given |= {"rates": parse_rates(rates) if rates else None, "init": init or None}
+    if strict and (model or network == "inception"):
+        raise BatchNormError("--strict is an option of --network residual", do="add it, or leave this out")
+    given["strict"] = strict or None
     given["depths"] = parse_depths(depths) if depths else None
     chosen = {name: value for name, value in given.items() if value is not None}
     inception = network == "inception" and not model
@@ -239,9 +246,7 @@ def race_inception(
     return found or to_records(result, threads)
 
 
-def write_race(
-    records: RecordFile, out: Path, console: Console, open: bool, *, recorded_before: bool = False
-) -> bool:
+def write_race(records: RecordFile, out: Path, console: Console, open: bool, *, recorded_before: bool = False) -> bool:
     """Write the records of a race, record the signal unless it was interrupted, and write the page of both.
 
     Returns whether an interrupt ended any of it.

@@ -118,8 +118,13 @@ def start(
         return train(network, part, data, watch=look, **amounts)
 
     names = ", ".join(variant.name for variant in stack)
-    see = watch and (lambda progress: watch(stack, len(members), progress))
-    return workers.start(members, train_part, see, name=names, steps=options.steps)
+    return workers.start(
+        members,
+        train_part,
+        watch and (lambda progress: watch(stack, len(members), progress)),
+        name=names,
+        steps=options.steps,
+    )
 
 
 def lanes_of(stack: Sequence[Variant], heat: Heat, classes: int) -> list[Lane]:

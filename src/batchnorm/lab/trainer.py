@@ -127,12 +127,13 @@ def orders(members: Sequence[Member], examples: int, batch_size: int, steps: int
 
 
 def copy_losses(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return each copy's mean cross-entropy: scores are (copies, batch, classes), labels (copies, batch).
+    """Return each copy's mean cross-entropy: scores are (copies, batch, ..., classes), labels (copies, batch, ...).
 
     >>> copy_losses(torch.zeros(2, 4, 10), torch.zeros(2, 4, dtype=torch.int64)).exp().round()
     tensor([10., 10.])
     """
-    return F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape).mean(1)
+    losses = F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="none")
+    return losses.view(len(labels), -1).mean(1)
 
 
 def rates(members: Sequence[Member], done: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -209,10 +210,10 @@ def validate(stack: Stack, data: Examples) -> list[float]:
     """
     labels = data.validation_labels
     right = sum(
-        (stack.evaluate(data.validation_inputs[start : start + CHUNK]).argmax(2) == labels[start : start + CHUNK]).sum(
-            1
-        )
+        (stack.evaluate(data.validation_inputs[start : start + CHUNK]).argmax(-1) == labels[start : start + CHUNK])
+        .flatten(1)
+        .sum(1)
         for start in range(0, len(labels), CHUNK)
     )
     assert isinstance(right, Tensor)
-    return [float(n) / len(labels) for n in right.tolist()]
+    return [float(n) / labels.numel() for n in right.tolist()]

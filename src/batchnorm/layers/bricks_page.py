@@ -177,7 +177,7 @@ def measure_costs(rounds: int = 25, shape: tuple[int, ...] = SHAPE) -> dict[str,
         for name, measured in times.items():
             if name:
                 each = [a / b for a, b in zip(measured.samples, times[""].samples, strict=True)]
-                low, _, high = quantiles(each, n=4) if len(each) > 1 else each * 3
+                low, _, high = quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
                 costs.setdefault(name, {})[layout] = (ratio(measured, times[""]), low, high)
     return costs
 

@@ -303,10 +303,10 @@ class InstanceNorm(Finish, _InstanceNorm):
                 where=type(self).__name__,
                 do="give it the dimensions (batch, channels, positions...)",
             )
-        # Of a batch of one torch may read the gradient in the wrong order, unless it has three axes (docs/upstream.md).
-        one = dims > 3 and not _traced() and input.shape[0] == 1
-        y = self._apply_instance_norm(input.flatten(2) if one else input)  # type: ignore[no-untyped-call]
-        return cast(Tensor, y.view(input.shape) if one else y)
+        # Where a size is 1, torch may misread the order of a gradient, unless it has three axes (docs/upstream.md).
+        flat = dims > 3 and not _traced() and 1 in input.shape
+        y = self._apply_instance_norm(input.flatten(2) if flat else input)  # type: ignore[no-untyped-call]
+        return cast(Tensor, y.view(input.shape) if flat else y)
 
 
 class InstanceNorm1d(InstanceNorm, nn.InstanceNorm1d):

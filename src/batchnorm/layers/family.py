@@ -165,8 +165,10 @@ def _instance(channels: int, dims: int | None, of: nn.Module | None, options: di
     options.setdefault("affine", True)
     if dims is None:
         return channel_norms.InstanceNorm(channels, **options)
-    name = f"InstanceNorm{dims}d"
-    return _torchs(getattr(nn, name), getattr(channel_norms, name), channels, options=options)
+    if dims == 1:
+        return _torchs(nn.InstanceNorm1d, channel_norms.InstanceNorm1d, channels, options=options)
+    # The gradients of torch's own may be wrong where a size is 1 (docs/upstream.md).
+    return (channel_norms.InstanceNorm2d if dims == 2 else channel_norms.InstanceNorm3d)(channels, **options)
 
 
 def _rms(channels: int, dims: int | None, of: nn.Module | None, options: dict[str, Any]) -> nn.Module:
@@ -362,7 +364,7 @@ _ROWS = (
     ),
     _row(
         "instance", "style transfer and image generation, where the contrast of an image is to go",
-        "torch.nn:InstanceNorm2d", _instance,
+        "batchnorm.layers.channel_norms:InstanceNorm2d", _instance,
     ),
     _row(
         "rms", "as layer norm, with less to compute: large language models",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from batchnorm.errors import BatchNormError
 
@@ -17,17 +18,48 @@ _HOMES = ("torch.nn.", "batchnorm.")
 
 
 def statistics_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers in which a module itself keeps statistics of batches, by name.
+    """Return the tensors in which a module itself keeps statistics of batches, by name.
 
     >>> list(statistics_of(nn.BatchNorm1d(2))), statistics_of(nn.BatchNorm1d(2, track_running_stats=False))
     (['running_mean', 'running_var', 'num_batches_tracked'], {})
 
-    They are known by their names: ``running_mean``, ``running_var``, ``moving_variance`` and the like. A scripted
-    module has none: its buffers cannot be exchanged.
+    They are known by their names: ``running_mean``, ``running_var``, ``moving_variance`` and the like. Buffers,
+    parameters that do not learn, and plain attributes count. Of a module whose own forward calls ``batch_norm``, and
+    which has none of these names, all buffers and plain attributes of one dimension do. A scripted module has none: its
+    tensors cannot be exchanged.
     """
     if isinstance(module, torch.jit.ScriptModule):
         return {}
-    return {name: t for name, t in module._buffers.items() if t is not None and _KEPT.match(name)}
+    own = {
+        name: t
+        for home in (module._buffers, module._parameters, vars(module))
+        for name, t in home.items()
+        if isinstance(t, Tensor) and not (t.requires_grad and isinstance(t, nn.Parameter))
+    }
+    named = {name: t for name, t in own.items() if _KEPT.match(name)}
+    if named or not own or isinstance(module, _NormBase) or not _calls_batch_norm(type(module)):
+        return named
+    plain = {name: t for name, t in own.items() if not isinstance(t, nn.Parameter)}
+    return {name: t for name, t in plain.items() if t.dim() == 1 and t.is_floating_point()}
+
+
+def set_statistics(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Exchange tensors of `statistics_of` for others, wherever the module has them.
+
+    >>> layer = nn.BatchNorm1d(2)
+    >>> set_statistics(layer, {"running_mean": torch.ones(2)})
+    >>> layer.running_mean
+    tensor([1., 1.])
+    """
+    for name, tensor in tensors.items():
+        homes: tuple[dict[str, Any], ...] = (module._buffers, module._parameters, vars(module))
+        next(home for home in homes if name in home)[name] = tensor
+
+
+def _calls_batch_norm(kind: type[nn.Module]) -> bool:
+    forward = getattr(kind, "_before_frozen", kind).forward
+    names = getattr(getattr(forward, "__code__", None), "co_names", ())
+    return "batch_norm" in names or "native_batch_norm" in names
 
 
 def keeps_statistics(module: nn.Module) -> bool:
@@ -72,11 +104,11 @@ def hold(module: nn.Module) -> Callable[[], None]:
     def before(layer: nn.Module, arguments: Any) -> None:
         if not torch.compiler.is_compiling():
             kept.append(statistics_of(layer))
-            layer._buffers.update({name: tensor.clone() for name, tensor in kept[-1].items()})
+            set_statistics(layer, {name: tensor.clone() for name, tensor in kept[-1].items()})
 
     def after(layer: nn.Module, arguments: Any, output: Any) -> None:
         if not torch.compiler.is_compiling() and kept:
-            layer._buffers.update(kept.pop())
+            set_statistics(layer, kept.pop())
 
     handles = (
         module.register_forward_pre_hook(before),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.layers.foreign import keeps_statistics, statistics_of
+from batchnorm.layers.foreign import keeps_statistics, set_statistics, statistics_of
 
 _MEMORY = "_before_recomputation"
 
@@ -66,9 +66,9 @@ def _hold(layer: nn.Module, arguments: Any) -> None:
     if not torch.compiler.is_compiling() and in_backward():
         held = statistics_of(layer)
         setattr(layer, _MEMORY, held)
-        layer._buffers.update({name: tensor.clone() for name, tensor in held.items()})
+        set_statistics(layer, {name: tensor.clone() for name, tensor in held.items()})
 
 
 def _release(layer: nn.Module, arguments: Any, output: Any) -> None:
     if not torch.compiler.is_compiling() and _MEMORY in layer.__dict__:
-        layer._buffers.update(layer.__dict__.pop(_MEMORY))
+        set_statistics(layer, layer.__dict__.pop(_MEMORY))

@@ -58,11 +58,12 @@ class BatchRenorm(_Fast):
     of inference, normalised by the running statistics (as they were before this batch). Nothing flows back through
     r and d. In evaluation this is batch norm.
 
-    ``rmax`` and ``dmax`` are numbers, or functions of the number of batches seen so far (compiled, or on another device
-    than a CPU, of a tensor with that number, so that nobody has to wait for it); by default the paper's: rmax from 1 at
-    step 5,000 to 3 at 40,000, dmax from 0 at 5,000 to 5 at 25,000, so that it begins as batch norm. A short training
-    wants shorter ramps: ``rmax=Ramp(100, 800, 1.0, 3.0)``. The momentum is the paper's 0.01. It keeps one thing that
-    differs from the paper: the variance is averaged, not the deviation, as in torch's buffers.
+    ``rmax`` and ``dmax`` are numbers, or functions of the number of batches seen so far (compiled, under function
+    transforms, or on another device than a CPU, of a tensor with that number, so that nobody has to wait for it); by
+    default the paper's: rmax from 1 at step 5,000 to 3 at 40,000, dmax from 0 at 5,000 to 5 at 25,000, so that it
+    begins as batch norm. A short training wants shorter ramps: ``rmax=Ramp(100, 800, 1.0, 3.0)``. The momentum is the
+    paper's 0.01. It keeps one thing that differs from the paper: the variance is averaged, not the deviation, as in
+    torch's buffers.
     """
 
     rmax: Schedule = Ramp(5000, 40000, 1.0, 3.0)
@@ -106,7 +107,8 @@ class BatchRenorm(_Fast):
             return limit
         seen = self.num_batches_tracked
         assert seen is not None
-        return limit(float(seen) if seen.is_cpu and not torch.compiler.is_compiling() else seen)
+        symbolic = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        return limit(float(seen) if seen.is_cpu and not symbolic else seen)
 
     def _apply_to(
         self, x: Tensor, residual: Tensor | None, held: Tensors, training: bool, momentum: float, mask: Tensor | None

@@ -7,7 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -135,13 +135,13 @@ def _run_onnx(file: Path, example: Any) -> list[Tensor]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporters warn of their own deprecations, which a user can do nothing about."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export")]
+    """The exporters warn of their own deprecations, and print the graph they got to: a user can do nothing about it."""
+    loggers = [logging.getLogger(f"torch.{name}") for name in ("onnx", "export", "fx.experimental.symbolic_shapes")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

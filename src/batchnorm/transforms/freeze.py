@@ -278,7 +278,8 @@ def _tried(layer: nn.Module) -> str | None:
 
     None if it cannot be called so.
     """
-    channels = next(t.shape[-1] for t in statistics_of(layer).values() if t.dim())
+    kept = next(t for t in statistics_of(layer).values() if t.dim())
+    channels = next((size for size in reversed(kept.shape) if size > 1), 1)  # also of shape (1, C, 1, 1)
     shapes = trial_shapes(layer) if isinstance(layer, _BatchNorm) else ((3, 3), (3,), (2, 2, 2), ())
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -286,7 +287,7 @@ def _tried(layer: nn.Module) -> str | None:
             try:
                 was, twin = prepared(layer), prepared(layer)
                 _switch_off(twin)
-                x = torch.randn(8, channels, *shape, dtype=torch.float64, device=next(iter(layer.buffers())).device)
+                x = torch.randn(8, channels, *shape, dtype=torch.float64, device=kept.device)
                 expected = was.eval()(x.clone())
                 before = [t.clone() for t in statistics_of(twin).values()]
                 same = alike(twin(x.clone()), expected)

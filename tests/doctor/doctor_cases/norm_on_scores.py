@@ -81,11 +81,24 @@ def trained(*head, steps=120):
 
 
 SOFTMAX = partial(F.softmax, dim=1)
+FUNCTIONS = {
+    "written out": lambda x: x.exp() / x.exp().sum(1, keepdim=True),
+    "written out safely": lambda x: torch.div(e := (x - x.amax(1, True)).exp(), torch.sum(e, 1, True)),
+    "gumbel": F.gumbel_softmax,
+    "softmin": partial(F.softmin, dim=1),
+    "seen as another": lambda x: x[:, None].flatten(1).softmax(-1).view_as(x),
+    "swapped": lambda x: x.softmax(-1).t().swapaxes(0, 1).type_as(x),
+}
 SICK = {
     "a module": lambda: case(nn.Softmax(1), nn.BatchNorm1d(5)),
     "a logarithm": lambda: case(nn.LogSoftmax(1), nn.BatchNorm1d(5)),
     "a function": lambda: {"model": Function(SOFTMAX, nn.BatchNorm1d(5)), "example": torch.randn(8, 6)},
     "a method": lambda: {"model": Function(lambda x: x.softmax(1), nn.BatchNorm1d(5)), "example": torch.randn(8, 6)},
+    **{
+        name: lambda function=function: {"model": Function(function, nn.BatchNorm1d(5)), "example": torch.randn(8, 6)}
+        for name, function in FUNCTIONS.items()
+    },
+    "a Softmin": lambda: case(nn.Softmin(1), nn.BatchNorm1d(5)),
     "dropout in between": lambda: case(nn.Softmax(1), nn.Dropout(0.1), nn.BatchNorm1d(5)),
     "inside a network": lambda: case(nn.Softmax(1), nn.BatchNorm1d(5), nn.Linear(5, 3)),
     "ours": lambda: case(nn.Softmax(1), bn.BatchNorm1d(5)),
@@ -102,6 +115,10 @@ HEALTHY = {
     "a sigmoid": lambda: case(nn.Sigmoid(), nn.BatchNorm1d(5)),
     "a linear layer in between": lambda: case(nn.Softmax(1), nn.Linear(5, 5), nn.BatchNorm1d(5)),
     "attention": lambda: {"model": Attention(), "example": torch.randn(4, 6, 8)},
+    "shares of something else": lambda: {
+        "model": Function(lambda x: x.relu() / (1 + x.relu().sum(1, keepdim=True)), nn.BatchNorm1d(5)),
+        "example": torch.randn(8, 6),
+    },
     "a gate": lambda: {"model": Gate(), "example": torch.randn(16, 6)},
     "the last layer, without labels": lambda: case(nn.BatchNorm1d(5)),
     "features with labels": lambda: {

@@ -51,12 +51,15 @@ from batchnorm.preserve import in_mode
 from batchnorm.records import Finding
 
 UNSURE = 0.2  # by which the mean probability of the largest score is below the share of examples where it is right
-_SOFTMAX = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax)
-_SOFTMAX_NAMES = {"softmax", "log_softmax"}
+_SOFTMAX = (nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
+_SOFTMAX_NAMES = {"softmax", "log_softmax", "softmin", "gumbel_softmax"}
+_DIVISIONS = {"div", "true_divide", "__truediv__", "divide"}
 _SAME = (nn.Identity, nn.Flatten, nn.Unflatten, _DropoutNd)
 _SAME_NAMES = {
     "dropout", "dropout1d", "dropout2d", "dropout3d", "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze",
-    "transpose", "permute", "movedim", "contiguous", "clone", "detach", "to", "float", "double",
+    "transpose", "permute", "movedim", "contiguous", "clone", "detach", "to", "float", "double", "half", "bfloat16",
+    "view_as", "reshape_as", "type_as", "swapaxes", "swapdims", "moveaxis", "t", "adjoint", "alpha_dropout",
+    "feature_dropout", "feature_alpha_dropout",
 }  # fmt: skip
 
 
@@ -67,7 +70,7 @@ def look(subject: Subject) -> Iterator[Finding]:
         for _, layer in subject.layers
         for call in subject.graph.of(layer)[:1]
         for source in [_back(subject.graph, call.inputs[0])]
-        if source is not None and _is_softmax(source)
+        if source is not None and _is_softmax(subject.graph, source)
     }
     ranges = _ranges(subject, set(behind)) if behind else {}
     for path, layer in subject.layers:
@@ -80,6 +83,7 @@ def look(subject: Subject) -> Iterator[Finding]:
 def _behind_softmax(path: str, source: Call, seen: tuple[Tensor, Tensor]) -> Finding:
     given, made = seen
     name = f"{source.name} ({type(source.target).__name__})" if source.kind == "module" else f"a {source.name}"
+    name = "a softmax" if source.name in _DIVISIONS else name
     negative = float((made < 0).double().mean())
     low, high, mean = float(given.min()), float(given.max()), float(given.mean())
     return RULE.found(
@@ -114,8 +118,19 @@ def _last(subject: Subject, behind: Any) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _is_softmax(call: Call) -> bool:
-    return isinstance(call.target, _SOFTMAX) if call.kind == "module" else call.name in _SOFTMAX_NAMES
+def _is_softmax(graph: Graph, call: Call) -> bool:
+    if call.kind == "module":
+        return isinstance(call.target, _SOFTMAX)
+    return call.name in _SOFTMAX_NAMES or (call.name in _DIVISIONS and _is_share(graph, call))
+
+
+def _is_share(graph: Graph, call: Call) -> bool:
+    """Whether a division is a softmax that is written out: exponentials over their sum."""
+    parts = [graph.producer(value) for value in call.inputs]
+    if len(parts) != 2 or parts[0] is None or parts[1] is None or parts[1].name != "sum":
+        return False
+    summed = graph.producer(parts[1].inputs[0])
+    return parts[0].name == "exp" and summed is not None and summed.name == "exp"
 
 
 def _back(graph: Graph, value: int, through_softmax: bool = False) -> Call | None:
@@ -125,7 +140,7 @@ def _back(graph: Graph, value: int, through_softmax: bool = False) -> Call | Non
         if call is None:
             return None
         same = isinstance(call.target, _SAME) if call.kind == "module" else call.name in _SAME_NAMES
-        if not call.inputs or not (same or (through_softmax and _is_softmax(call))):
+        if not call.inputs or not (same or (through_softmax and _is_softmax(graph, call))):
             return call
         value = call.inputs[0]
 

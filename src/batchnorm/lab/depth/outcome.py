@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from batchnorm.lab.curves import Curve, best_accuracy
-from batchnorm.lab.depth.arms import NORMALISED, PLAIN, Settings
+from batchnorm.lab.depth.arms import NORMALISED, PLAIN, SOONEST, Settings
 from batchnorm.lab.summary import TRAINED, Steps, at_rate, rates_in, steps_of, typical_best
-
-SHARE = 0.95
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,11 @@ class Outcome:
     def at(self, blocks: int) -> dict[str, Entry]:
         """The entries of one depth by the names of their arms."""
         return {entry.arm: entry for entry in self.entries if entry.blocks == blocks}
+
+    def arms(self, blocks: int) -> dict[str, Entry]:
+        """The entries of one depth without those of the plain network that only searched for the soonest rate."""
+        searched = {arm.name for arm in SOONEST.values()}
+        return {name: entry for name, entry in self.at(blocks).items() if name not in searched}
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,24 @@ def choose_rate(tuning: Sequence[Curve], settings: Settings) -> float:
     return max(stable or rates, key=lambda rate: typical_best(at_rate(curves, rate)))
 
 
+def soonest_rate(tuning: Sequence[Curve], target: float, settings: Settings) -> float:
+    """Choose the rate that reaches the target in the fewest steps; of equal ones the most accurate.
+
+    >>> from batchnorm.lab.curves import Member
+    >>> slow = Curve(Member(0.1, 0), (10, 20), (0.2, 0.9), (1.0, 1.0))
+    >>> fast = Curve(Member(0.3, 0), (10, 20), (0.9, 0.9), (1.0, 1.0))
+    >>> soonest_rate([slow, fast], 0.5, Settings(smoothed_over=1))
+    0.3
+    """
+    curves = [smoothed(curve, settings.smoothed_over) for curve in tuning]
+
+    def order(rate: float) -> tuple[float, float]:
+        own = at_rate(curves, rate)
+        return steps_of(own, target).median, -typical_best(own)
+
+    return min(rates_in(curves), key=order)
+
+
 def trains(tuning: Sequence[Curve], settings: Settings, classes: int) -> bool:
     """Whether an arm trains on the tuning seeds at any of its rates.
 
@@ -146,16 +167,27 @@ def depth_of(outcome: Outcome, blocks: int) -> Depth | None:
         return None
     curves = {name: [smoothed(curve, window) for curve in entry.curves] for name, entry in entries.items()}
     best = statistics.median_low([best_accuracy(curve) for curve in curves[PLAIN.name]])
-    accuracy = {name: statistics.median(map(best_accuracy, own)) for name, own in curves.items()}
-    diverged = {name: sum(c.diverged_at is not None for c in own) for name, own in curves.items()}
-    rates = {name: entry.rate for name, entry in entries.items()}
+    shown = {name: curves[name] for name in outcome.arms(blocks)}
+    accuracy = {name: statistics.median(map(best_accuracy, own)) for name, own in shown.items()}
+    diverged = {name: sum(c.diverged_at is not None for c in own) for name, own in shown.items()}
+    rates = {name: entries[name].rate for name in shown}
     if best < TRAINED / outcome.classes:
         return Depth(blocks, best, None, {}, {}, accuracy, diverged, rates, None)
-    steps, to_share = (
-        {name: steps_of(own, target, steps_of(curves[PLAIN.name], target).median) for name, own in curves.items()}
-        for target in (best, SHARE * best)
-    )
+    steps, to_share = (steps_to_target(curves, share * best, arm.name) for share, arm in SOONEST.items())
     return Depth(blocks, best, best, steps, to_share, accuracy, diverged, rates, choose_arm(entries, outcome.settings))
+
+
+def steps_to_target(curves: Mapping[str, Sequence[Curve]], target: float, searched: str) -> dict[str, Steps]:
+    """Return every arm's steps to a target, with its ratio to the plain network's.
+
+    The plain network's are those at the rate that was ``searched`` for this target, if that was run and is sooner.
+    """
+    plain = curves[PLAIN.name]
+    if searched in curves and steps_of(curves[searched], target).median < steps_of(plain, target).median:
+        plain = curves[searched]
+    arms = {name: own for name, own in curves.items() if name not in {arm.name for arm in SOONEST.values()}}
+    baseline = steps_of(plain, target).median
+    return {name: steps_of(own, target, baseline) for name, own in {**arms, PLAIN.name: plain}.items()}
 
 
 def depths_of(outcome: Outcome) -> list[Depth]:

@@ -175,8 +175,7 @@ def arms_table(depth: Depth, outcome: Outcome) -> Table:
     best = "best" if depth.target is None else f"{depth.target:.1%}"
     for header in ("rate", f"steps to\n{best}", "times\nfewer", "95%:\nfewer", "best", "lost", "paper"):
         table.add_column(header, justify="right", no_wrap=True)
-    entries = outcome.at(depth.blocks)
-    for name, entry in entries.items():
+    for name, entry in outcome.arms(depth.blocks).items():
         paper = named(PAPER_NAMES[name]).paper if name in PAPER_NAMES else None
         table.add_row(
             name,
@@ -216,6 +215,11 @@ def notes(outcome: Outcome) -> list[str]:
         text.append(
             f"Rates are the best of {len(settings.rates)} on {len(TUNING_SEEDS)} tuning seeds, of those at which none "
             "diverges; figures are medians over fresh seeds. * is the rate with BN that the tuning seeds chose."
+        )
+    if settings.strict:
+        text.append(
+            "Strict: for each target the network without BN also runs at the rate that is soonest there on the tuning "
+            "seeds; the sooner of the two is its figure."
         )
     late = [str(d.blocks) for d in depths if d.target and d.steps[PLAIN.name].median > LATE * settings.steps]
     if late:

@@ -24,15 +24,17 @@ from batchnorm.lab.depth.arms import (
     PLAIN,
     RAISED_PLAIN,
     SIGMOID,
+    SOONEST,
     SWEPT,
     TUNING_SEEDS,
     Arm,
     Settings,
 )
-from batchnorm.lab.depth.outcome import Entry, Outcome, choose_rate, trains
+from batchnorm.lab.depth.outcome import Entry, Outcome, choose_rate, smoothed, soonest_rate, trains
 from batchnorm.lab.heat import Crew, Heat, crew
 from batchnorm.lab.networks.residual import Residual, ResidualCopies
 from batchnorm.lab.shelf import Shelf
+from batchnorm.lab.summary import at_rate, typical_best
 from batchnorm.lab.train import Progress
 from batchnorm.lab.trainer import Examples, train
 
@@ -125,6 +127,15 @@ class Race:
         """Train an arm at one rate on fresh seeds."""
         return self.start(blocks, [arm], [Member(rate, seed, clip=arm.clip) for seed in range(self.settings.seeds)])
 
+    def searched(self, blocks: int, rate: float, tuning: Sequence[Curve]) -> list[Heat]:
+        """Train the plain network at the rates that are soonest at each target on the tuning seeds, if others."""
+        if not self.settings.strict:
+            return []
+        own = [smoothed(curve, self.settings.smoothed_over) for curve in at_rate(tuning, rate)]
+        best = typical_best(own)
+        soonest = {arm: soonest_rate(tuning, share * best, self.settings) for share, arm in SOONEST.items()}
+        return [self.report(blocks, arm, other) for arm, other in soonest.items() if other != rate]
+
     def normalised(self, blocks: int, rate: float, largest: int = LARGEST_PART) -> Heat:
         """Train the network with BN at 1, 5 and 30 times a rate, on the tuning seeds and on fresh ones."""
         seeds = (*TUNING_SEEDS, *range(self.settings.seeds))
@@ -142,7 +153,7 @@ class Race:
                 for arm in job.arms:
                     if len(job.arms) == 1 or rate == raised(job.members[0].learning_rate, arm):
                         place.setdefault((job.blocks, arm.name), []).append(curve)
-        order = [arm.name for arm in (PLAIN, *NORMALISED, *SWEPT, SIGMOID, RAISED_PLAIN)]
+        order = [arm.name for arm in (PLAIN, *NORMALISED, *SWEPT, SIGMOID, RAISED_PLAIN, *SOONEST.values())]
         return [
             Entry(blocks, name, own[0].member.learning_rate, tuple(tuned.get((blocks, name), ())), tuple(own))
             for (blocks, name), own in sorted(fresh.items(), key=lambda item: (item[0][0], order.index(item[0][1])))
@@ -208,6 +219,7 @@ def follow(race: Race, answer: Callable[[], None]) -> None:
     sweep.wait()
     rate = choose_rate(sweep.curves(), settings)
     awaited = [race.report(first, PLAIN, rate), race.normalised(first, rate, FIRST_PART)]
+    awaited += race.searched(first, rate, sweep.curves())
     others = sorted((depth for depth in settings.depths if depth != first), reverse=True)
     sweeps = [(first, arm, race.sweep(first, arm)) for arm in SWEPT]
     race.report(first, RAISED_PLAIN, raised(rate, RAISED_PLAIN))
@@ -220,6 +232,8 @@ def follow(race: Race, answer: Callable[[], None]) -> None:
         heat.wait()
         rate = choose_rate(heat.curves(), settings)
         race.report(blocks, arm, rate)
+        if arm is PLAIN:
+            race.searched(blocks, rate, heat.curves())
         if arm is PLAIN and trains(heat.curves(), settings, race.data.classes):
             race.normalised(blocks, rate)
         elif arm is PLAIN:  # there is no ratio: one arm shows whether BN trains
@@ -236,7 +250,7 @@ def planned(settings: Settings) -> int:
     """
     tuning, seeds = len(TUNING_SEEDS), settings.seeds
     sweep = tuning * len(settings.rates) + seeds
-    own = sweep + len(NORMALISED) * (tuning + seeds)
+    own = sweep + len(NORMALISED) * (tuning + seeds) + settings.strict * len(SOONEST) * seeds
     beside = 2 * sweep + tuning * len(settings.sigmoid_rates) + seeds + 2 * seeds
     return settings.steps * (own * sum(settings.depths) + beside * settings.headline)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -25,7 +25,7 @@ from batchnorm.lab.trainer import train
 
 TUNING_SEEDS = (101, 102, 103)
 SMOOTHED = 5
-Build = Callable[[int], nn.Module]
+Network = TypeVar("Network", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,18 @@ class Terms:
     every: int = 10
     momentum: float = 0.0
     schedule: str = "constant"
+    clip: float | None = None
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
 
 
 def contest(
-    build: Build,
+    build: Callable[[int], Network],
     data: Examples,
     terms: Terms,
     recorder: Recorder,
     *,
     tuning: Examples | None = None,
-    stack: Callable[[Sequence[nn.Module]], Stack] = Copies,
+    stack: Callable[[Sequence[Network]], Stack] = Copies,
     at_once: int = 30,
 ) -> dict[str, Any]:
     """Run one arm: sweep its rates on tuning seeds, choose, train fresh seeds. The result is JSON-able.
@@ -78,7 +79,7 @@ def contest(
         return curves
 
     def members_of(rates: Sequence[float], seeds: Sequence[int]) -> list[Member]:
-        return [Member(rate, seed, terms.momentum, terms.schedule) for seed in seeds for rate in rates]
+        return [Member(rate, seed, terms.momentum, terms.schedule, terms.clip) for seed in seeds for rate in rates]
 
     if saved is None:
         curves = trained(members_of(terms.rates, terms.tuning_seeds), tuning or data, 0, "choosing a rate")

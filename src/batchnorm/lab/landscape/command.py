@@ -75,15 +75,15 @@ def landscape(
     settings = settings.given_data(bundled=source.bundled)
     threads, count = threads or torch.get_num_threads(), settings.steps or 0
     about = {"command": COMMAND, **asdict(settings), "data": source.checksum}
-    records, shelf = earlier(out if report else None, COMMAND, about, force)
-    if records is None:
+    found, shelf = earlier(out if report else None, COMMAND, about, force)
+    if found is None:
         with watched(Console(highlight=False), count, 2 * seeds * count) as watch:
             outcome = run(settings, source, threads=threads, watch=watch)
-        records = to_records(outcome, threads)
+        found = to_records(outcome, threads)
     else:
-        outcome = from_records(records)
+        outcome = from_records(found)
     for line in lines(outcome):
         say(line)
-    leave(records, draw, json=json, svg=svg, out=out if report else None, open=open, shelf=shelf)
+    leave(found, draw, json=json, svg=svg, out=out if report else None, open=open, shelf=shelf)
     if outcome.interrupted:
         raise typer.Exit(130)

@@ -13,12 +13,12 @@ from torch import nn
 from batchnorm import interrupts
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.depth.arms import PLAIN, TUNING_SEEDS, Arm, Settings
-from batchnorm.lab.depth.outcome import Entry, choose_rate, smoothed
+from batchnorm.lab.depth.outcome import Entry, choose_rate, smoothed, soonest_rate
 from batchnorm.lab.depth.run import Job, Watch, peak_megabytes
 from batchnorm.lab.ensemble import Copies, Single
 from batchnorm.lab.heat import Crew, Heat, crew
 from batchnorm.lab.own.subject import Subject
-from batchnorm.lab.summary import TRAINED, at_rate, rates_in, steps_of, typical_best
+from batchnorm.lab.summary import TRAINED, at_rate, typical_best
 from batchnorm.lab.train import Progress
 from batchnorm.lab.trainer import train
 
@@ -117,23 +117,6 @@ def start(
 def target_of(tuning: Sequence[Curve], rate: float, settings: Settings) -> float:
     """Return the best accuracy of a rate on the tuning seeds."""
     return typical_best([smoothed(curve, settings.smoothed_over) for curve in at_rate(tuning, rate)])
-
-
-def soonest_rate(tuning: Sequence[Curve], target: float, settings: Settings) -> float:
-    """Choose the rate that reaches the target in the fewest steps; of equal ones the most accurate.
-
-    >>> slow = Curve(Member(0.1, 0), (10, 20), (0.2, 0.9), (1.0, 1.0))
-    >>> fast = Curve(Member(0.3, 0), (10, 20), (0.9, 0.9), (1.0, 1.0))
-    >>> soonest_rate([slow, fast], 0.5, Settings(smoothed_over=1))
-    0.3
-    """
-    curves = [smoothed(curve, settings.smoothed_over) for curve in tuning]
-
-    def order(rate: float) -> tuple[float, float]:
-        own = at_rate(curves, rate)
-        return steps_of(own, target).median, -typical_best(own)
-
-    return min(rates_in(curves), key=order)
 
 
 def trained(accuracy: float, classes: int) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from batchnorm.lab.depth.arms import PAPER_NAMES
-from batchnorm.lab.depth.outcome import SHARE, depth_of, depths_of
+from batchnorm.lab.depth.arms import PAPER_NAMES, SHARE
+from batchnorm.lab.depth.outcome import depth_of, depths_of
 from batchnorm.lab.depth.present import little_gain, notes, regime
 from batchnorm.lab.depth.store import from_records
 from batchnorm.lab.figures.verdicts import KINDS
@@ -41,7 +41,7 @@ def arms(records: RecordFile) -> Table | None:
         return None
     rows: list[tuple[str, ...]] = []
     muted = []
-    for name, entry in outcome.at(depth.blocks).items():
+    for name, entry in outcome.arms(depth.blocks).items():
         steps, share = depth.steps.get(name), depth.to_share.get(name)
         cells = (steps_cell(steps), ratio_cell(steps), steps_cell(share), ratio_cell(share))
         lost = f"{depth.diverged[name]}/{len(entry.curves)}"

@@ -1,0 +1,1 @@
+"""Runs: one experiment with its options is one folder, which survives a kill and is never made twice."""
