@@ -18,6 +18,7 @@ from batchnorm.lab.runs.run import Run
 
 EXPERIMENTS = {
     "train": ("batchnorm.lab.single.run", "one network, with any norm, on any of the data sets"),
+    "inception-imagenet": ("batchnorm.lab.imagenet.train", "the paper's Inception and its variants, on an image folder"),
     "claim": ("batchnorm.lab.judge.measure", "one part of a claim; see batchnorm claims"),
 }
 """Each experiment: its module, and what it does."""
