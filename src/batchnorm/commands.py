@@ -11,8 +11,10 @@ from batchnorm.bench.command import bench
 from batchnorm.doctor.command import check
 from batchnorm.doctor.explain import explain, rules
 from batchnorm.lab.command import race
+from batchnorm.lab.data.command import data
 from batchnorm.lab.demo import watch_demo
 from batchnorm.lab.figure1.command import figure1
+from batchnorm.lab.imagenet.command import evaluate
 from batchnorm.lab.judge.command import claims
 from batchnorm.lab.judge.command import report as claims_page
 from batchnorm.lab.landscape.command import landscape
@@ -30,6 +32,8 @@ app = typer.Typer(
 for command in (race, watch_demo, figure1, landscape, claims, report, check, explain, rules, calibrate, fold, bench):
     app.command()(command)
 lab.command(name="report")(claims_page)
+lab.command()(evaluate)
+lab.command(name="data")(data)
 app.add_typer(lab)
 
 

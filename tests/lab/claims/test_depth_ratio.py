@@ -1,7 +1,7 @@
 import math
 
 import torch
-from recorders import Silent
+from silent import Silent
 from rules import check_rule
 from test_race import CURVE, SWEEP, arm
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from recorders import Silent
+from silent import Silent
 from rules import check_rule
 
 from batchnorm.lab.claims import figure1

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from recorders import Silent
+from silent import Silent
 from rules import check_rule
 
 from batchnorm.lab.claims import race

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from made_up import around, contest
-from recorders import Silent
+from silent import Silent
 from rules import check_rule
 from torch import nn
 

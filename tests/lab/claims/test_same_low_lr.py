@@ -1,4 +1,4 @@
-from recorders import Silent
+from silent import Silent
 from rules import check_rule
 
 from batchnorm.lab.claims import same_low_lr

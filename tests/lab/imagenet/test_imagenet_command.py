@@ -1,4 +1,4 @@
-"""``batchnorm evaluate`` on runs of the store and on files."""
+"""``batchnorm lab evaluate`` on runs of the store and on files."""
 
 import json
 

@@ -19,13 +19,14 @@ from batchnorm.lab.runs.on_ray import run_on_ray
 from batchnorm.lab.runs.recorder import CHECKPOINT
 from batchnorm.lab.runs.store import Store
 
-
 HOME = "127.0.0.1"
 
 
 def main(root):
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "node_ip_address": HOME})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "node_ip_address": HOME}
+    )
     second = cluster.add_node(num_cpus=1, node_ip_address=HOME)
     cluster.wait_for_nodes()
     store = Store(root)

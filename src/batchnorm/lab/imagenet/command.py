@@ -1,4 +1,4 @@
-"""``batchnorm evaluate``: the command itself; torch is imported only when it runs."""
+"""``batchnorm lab evaluate``: the command itself; torch is imported only when it runs."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def evaluate(
 
     Examples:
 
-      batchnorm evaluate batchnorm-lab/3f9a02c1d4e5 --data imagenet/
+      batchnorm lab evaluate batchnorm-lab/3f9a02c1d4e5 --data imagenet/
 
-      batchnorm evaluate batchnorm-lab/* --data imagenet/ --crops 144 --statistics 1000
+      batchnorm lab evaluate batchnorm-lab/* --data imagenet/ --crops 144 --statistics 1000
 
-      batchnorm evaluate model.safetensors --set variant=bn-x30 --data imagenet/
+      batchnorm lab evaluate model.safetensors --set variant=bn-x30 --data imagenet/
 
-      torchrun --nproc-per-node 8 -m batchnorm evaluate batchnorm-lab/* --crops 144 --data imagenet/
+      torchrun --nproc-per-node 8 -m batchnorm lab evaluate batchnorm-lab/* --crops 144 --data imagenet/
     """
     if json is not None:
         check_target("--json", json)

@@ -11,7 +11,6 @@ import typer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_target
-from batchnorm.lab.data.command import data as data_sets
 from batchnorm.lab.runs.store import DEFAULT, FAILED, FINISHED, INTERRUPTED, RUNNING, VARIABLE, WAITING, Folder, Store
 from batchnorm.report.command import announce, page_named
 from batchnorm.terminal import say
@@ -187,7 +186,9 @@ def list_(
 def show(
     name: Annotated[str, typer.Argument(metavar="RUN", help="The key of a run, its beginning, or its name.")],
     store: StoreOption = "",
-    out: Annotated[Path | None, typer.Option("--out", help="Also draw its curves on this page.", metavar="FILE")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Also draw its curves on this page.", metavar="FILE")
+    ] = None,
     open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Show one run: what was asked, where it ran, what it measured.
@@ -432,6 +433,3 @@ def give_data(folder: str) -> None:
 
 def _figure(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-lab.command(name="data")(data_sets)

@@ -29,7 +29,8 @@ def execute(
     >>> execute(Store("batchnorm-lab").add(runs_of("train", ["steps=100"])[0]))  # doctest: +SKIP
     True
 
-    ``begun`` is called with the recorder before the experiment. A run that goes on uses as many threads as when it began: sums in another order would give other numbers.
+    ``begun`` is called with the recorder before the experiment.
+    A run that goes on uses as many threads as when it began: sums in another order would give other numbers.
     """
     import torch
 

@@ -1,6 +1,6 @@
 """The table of experiments, and how their options are read from a command line.
 
-To add one, write a module with ``OPTIONS``, ``run(options, recorder)`` and, if wanted, ``check(options)``, and add a line.
+To add one, write a module with ``OPTIONS``, ``run(options, recorder)`` and, if wanted, ``check(options)``; add a line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from batchnorm.lab.runs.run import Run
 
 EXPERIMENTS = {
     "train": ("batchnorm.lab.single.run", "one network, with any norm, on any of the data sets"),
-    "inception-imagenet": ("batchnorm.lab.imagenet.train", "the paper's Inception and its variants, on an image folder"),
+    "inception-imagenet": ("batchnorm.lab.imagenet.train", "the paper's Inception, on an image folder"),
     "claim": ("batchnorm.lab.judge.measure", "one part of a claim; see batchnorm claims"),
 }
 """Each experiment: its module, and what it does."""

@@ -23,10 +23,7 @@ def curves(records: RecordFile) -> Panels | Headline:
     for quantity in dict.fromkeys(m.quantity for m in records.measurements):
         own = [m for m in records.measurements if m.quantity == quantity]
         values = [value for m in own for value in m.samples if value == value]
-        lines = tuple(
-            Line(m.setting["run"], m.setting["steps"], m.samples, *looks[m.setting["run"]])
-            for m in own
-        )
+        lines = tuple(Line(m.setting["run"], m.setting["steps"], m.samples, *looks[m.setting["run"]]) for m in own)
         wide = bool(values) and "loss" in quantity and min(values) > 0 and max(values) > 30 * min(values)
         panels.append(Panel(quantity, lines, "step", y_log=wide, percent="accuracy" in quantity))
     return Panels(sentence, "One line for each run, named after what differs.", tuple(panels), columns=2, height=300)

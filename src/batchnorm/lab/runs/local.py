@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -53,11 +55,12 @@ class Worker:
     def __init__(self, store: Store, threads: int, answers: queue.Queue[tuple[Worker, str | None]]) -> None:
         """Start it."""
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (until it ends)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "batchnorm.lab.runs.worker", str(store.root)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self.errors,
             text=True,
             encoding="utf-8",
             env=environment,
@@ -76,16 +79,20 @@ class Worker:
     def write(self, text: str) -> None:
         """Write a line to it; one that has died says so by itself."""
         assert self.process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):
             self.process.stdin.write(text + "\n")
             self.process.stdin.flush()
-        except OSError:
-            pass
 
     def start(self, folder: Folder) -> None:
         """Let it carry out a run."""
         self.folder = folder
         self.write(f"{folder.path.name} {self.threads}")
+
+    def last_words(self) -> str:
+        """Return the last line that it wrote before or between runs, with the code with which it ended."""
+        self.errors.seek(0)
+        lines = self.errors.read().decode("utf-8", "replace").strip().splitlines()
+        return f"code {self.process.returncode}" + (f": {lines[-1]}" if lines else "")
 
     def end(self) -> None:
         """Kill it: every file is whole at every moment."""
@@ -93,10 +100,8 @@ class Worker:
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
-                try:
+                with contextlib.suppress(OSError):
                     stream.close()
-                except OSError:
-                    pass
 
 
 def shares(runs: int, workers: int = 0, threads: int = 0, cores: int | None = None) -> tuple[int, int]:
@@ -197,7 +202,7 @@ class Crew:
         if self.tries[name] < TRIES:
             self.waiting.appendleft(folder)
         else:
-            self.failed[name] = f"its process died {TRIES} times, the last time with code {worker.process.returncode}"
+            self.failed[name] = f"its process died {TRIES} times, the last time with {worker.last_words()}"
         self.employ()
 
     def stop(self) -> None:

@@ -118,13 +118,16 @@ def check_shared(ray: Any, affinity: Any, root: Path) -> None:
     try:
         nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
         look = ray.remote(num_cpus=0, max_retries=0)(sees)
-        asked = [look.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(str(marker)) for node in nodes]
-        blind = [node["NodeManagerAddress"] for node, seen in zip(nodes, ray.get(asked, timeout=120), strict=True) if not seen]
+        places = [affinity(node["NodeID"], soft=False) for node in nodes]
+        asked = [look.options(scheduling_strategy=place).remote(str(marker)) for place in places]
+        seen = ray.get(asked, timeout=120)
+        blind = [node["NodeManagerAddress"] for node, sees_it in zip(nodes, seen, strict=True) if not sees_it]
     finally:
         marker.unlink(missing_ok=True)
     if blind:
         raise BatchNormError(
-            f"{root} is not there on {', '.join(blind)}", do="give --store a folder on a file system that all nodes share"
+            f"{root} is not there on {', '.join(blind)}",
+            do="give --store a folder on a file system that all nodes share",
         )
 
 

@@ -1,4 +1,4 @@
-"""A process that carries out runs: ``python -m batchnorm.lab.runs.worker STORE``, one key and its threads a line on stdin.
+"""A process that carries out runs: ``python -m batchnorm.lab.runs.worker STORE``; a key and its threads a line.
 
 It answers one line of JSON for each run. What experiments print goes to the output.txt of their run. It ends with the
 process that started it: when stdin closes, the run stops where it is, and is resumed from its checkpoint some day.
