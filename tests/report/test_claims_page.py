@@ -1,4 +1,4 @@
-"""The page of all claims: what is on it is what was judged, rows open and filter in a real browser, strings stay strings."""
+"""The page of all claims: it shows what was judged, rows open and filter in a real browser, strings stay strings."""
 
 import dataclasses
 import json
@@ -210,6 +210,8 @@ def test_it_fits_a_phone(browser, written):
     visit.page.evaluate("document.querySelectorAll('details.entry').forEach((each) => { each.open = true; })")
     visit.page.locator(".sketch").first.wait_for()
     assert visit.page.evaluate("document.documentElement.scrollWidth") == 390
+    bars = visit.page.locator(".ours:has(.interval)")
+    assert min(bars.evaluate_all("all => all.map((each) => each.clientWidth)")) > 250  # a column of its own
     beyond = "all => all.filter((each) => each.getBoundingClientRect().right > 390 && !each.closest('.scroll')).length"
     assert visit.page.locator(".entry *:visible").evaluate_all(beyond) == 0
     visit.context.close()

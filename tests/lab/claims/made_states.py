@@ -60,11 +60,11 @@ def states():
         rule="A tenth of the steps.", method="Five variants.", limits="31 million steps.",
     )  # fmt: skip
     long = "A sentence that is long enough to need a second line wherever a terminal has only eighty columns, or so."
+    shift = claim("shift", title="BN removes the shift of the inputs of a layer", retelling="It does not.")
     return [
         state(claim(), EIGHT),
-        state(claim("shift", title="BN removes the shift of the inputs of a layer", retelling="It does not."), EIGHT, LESS,
-              sentence=long, seconds=125.0),
+        state(shift, EIGHT, LESS, sentence=long, seconds=125.0),
         state(big),
         state(claim("smooth", "why", "BN makes the loss smoother"), WIDE),
         state(claim("noise", "why", "Noise behind BN takes nothing away")),
-    ]  # fmt: skip
+    ]

@@ -17,8 +17,8 @@ from batchnorm.report.stored import from_plain
 NOT_RUN = "not run"
 LOOKS = {CONFIRMED: "good", REFUTED: "bad", INCONCLUSIVE: "open", NOT_RUN: "none"}
 SENTENCE = (
-    "Every rule was fixed before its run. Bar: the 95% interval; diamond: the value; dashed line: the threshold; shaded: "
-    "the side that is claimed. Open a row for pictures, rule, limits and the command."
+    "Every rule was fixed before its run. Bar: the 95% interval; diamond: the value; dashed line: the threshold; "
+    "shaded: what is claimed. Open a row for pictures, rule, limits and the command."
 )
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 FIELDS: dict[str, type] = {

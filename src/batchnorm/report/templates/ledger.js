@@ -7,7 +7,7 @@
     const all = row.closest(".ledger").querySelector(".tally input[value=all]");
     if (!row.checkVisibility()) all.checked = true;
     row.open = true;
-    row.scrollIntoView();
+    row.scrollIntoView({ behavior: "instant" });
   }
   addEventListener("hashchange", reach);
   reach();
