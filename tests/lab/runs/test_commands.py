@@ -130,7 +130,7 @@ def test_bad_input_is_one_sentence(lab, words, sentence):
 
 def test_two_processes_compute_what_one_does(lab):
     double = [*SMALL, "--set", "dtype=float64", "--set", "steps=60", "--set", "every=20", "--set", "decay=0.001"]
-    together = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0")
+    together = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     lab("run", "train", *double, "--store", "one")
     lab("run", "train", *double, "--store", "two", launcher=together)
     lines = [
