@@ -1,8 +1,8 @@
 import math
 
 import torch
-from silent import Silent
 from rules import check_rule
+from silent import Silent
 from test_race import CURVE, SWEEP, arm
 
 from batchnorm.lab.claims import depth_ratio

@@ -1,7 +1,7 @@
 import torch
 from made_up import around, contest
-from silent import Silent
 from rules import check_rule
+from silent import Silent
 
 from batchnorm.lab.claims import no_norm
 

@@ -1,8 +1,8 @@
 import math
 
 import pytest
-from silent import Silent
 from rules import check_rule
+from silent import Silent
 
 from batchnorm.lab.claims import race
 from batchnorm.lab.curves import Curve, Member

@@ -1,8 +1,8 @@
 import pytest
 import torch
 from made_up import around, contest
-from silent import Silent
 from rules import check_rule
+from silent import Silent
 from torch import nn
 
 from batchnorm.errors import BatchNormError

@@ -1,5 +1,5 @@
-from silent import Silent
 from rules import check_rule
+from silent import Silent
 
 from batchnorm.lab.claims import same_low_lr
 from batchnorm.lab.judge.claim import Part

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from silent import Silent
 from rules import check_rule
+from silent import Silent
 
 from batchnorm.lab.claims import figure1
 from batchnorm.lab.curves import Curve, Member
