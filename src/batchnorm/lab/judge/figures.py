@@ -23,7 +23,7 @@ SENTENCE = (
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 FIELDS: dict[str, type] = {
     **dict.fromkeys(("name", "title", "statement", "rule", "method", "limits", "retelling", "question"), str),
-    **dict.fromkeys(("command", "outcome", "sentence", "budget"), str),
+    **dict.fromkeys(("command", "outcome", "sentence", "budget", "measured"), str),
     "version": int, "seeds": int, "seconds": float, "source": dict, "estimates": list, "sections": list,
 }  # fmt: skip
 

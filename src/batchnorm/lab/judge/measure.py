@@ -34,6 +34,7 @@ class State:
     judgement: Judgement
     seconds: float
     machine: Mapping[str, Any] = field(default_factory=dict)  # where the last part ran, and with which versions
+    measured: str = ""  # the day on which the last part began
 
 
 def state_of(claim: Claim, store: Store) -> State:
@@ -47,8 +48,8 @@ def state_of(claim: Claim, store: Store) -> State:
         folders = [store.folder(each) for each in runs]
         if runs and all(folder.finished for folder in folders):
             parts = tuple(part_of(folder) for folder in folders)
-            machine = machine_of(folders[-1])
-            return State(claim, budget, parts, claim.judge(parts), sum(map(seconds_of, folders)), machine)
+            seconds = sum(map(seconds_of, folders))
+            return State(claim, budget, parts, claim.judge(parts), seconds, machine_of(folders[-1]), day_of(folders))
     return State(claim, "", (), not_run(claim), 0.0)
 
 
@@ -61,6 +62,13 @@ def part_of(folder: Folder) -> Part:
 def seconds_of(folder: Folder) -> float:
     """Return for how long a run ran, in all its starts."""
     return sum(float(attempt.get("seconds", 0.0)) for attempt in folder.attempts())
+
+
+def day_of(folders: Sequence[Folder]) -> str:
+    """Return the day of the latest start of some runs."""
+    return max((str(attempt.get("started", "")) for folder in folders for attempt in folder.attempts()), default="")[
+        :10
+    ]
 
 
 def machine_of(folder: Folder) -> dict[str, Any]:
