@@ -12,7 +12,7 @@ from batchnorm.report.sections import Entry
 
 MARKS = {"confirmed": "✓", "refuted": "✗", "inconclusive": "?", NOT_RUN: "–"}
 MACHINE = ("processor", "cores", "system", "python", "torch", "kernel")
-HEAD = ("verdict", "claim", "reported by the source", "measured here", "seeds", "time")
+HEAD = ("verdict", "claim", "reported by the source", "measured here", "seeds", "time on one core")
 
 
 def to_markdown(records: RecordFile, pictures: str = "") -> str:

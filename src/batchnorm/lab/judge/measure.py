@@ -32,7 +32,7 @@ class State:
     budget: str
     parts: tuple[Part, ...]
     judgement: Judgement
-    seconds: float
+    seconds: float  # of the processor: on a busy machine a run takes longer
     machine: Mapping[str, Any] = field(default_factory=dict)  # where the last part ran, and with which versions
     measured: str = ""  # the day on which the last part began
 
@@ -60,8 +60,8 @@ def part_of(folder: Folder) -> Part:
 
 
 def seconds_of(folder: Folder) -> float:
-    """Return for how long a run ran, in all its starts."""
-    return sum(float(attempt.get("seconds", 0.0)) for attempt in folder.attempts())
+    """Return how many processor seconds a run took, in all its starts."""
+    return sum(float(attempt.get("cpu_seconds", 0.0)) for attempt in folder.attempts())
 
 
 def day_of(folders: Sequence[Folder]) -> str:
@@ -74,7 +74,7 @@ def day_of(folders: Sequence[Folder]) -> str:
 def machine_of(folder: Folder) -> dict[str, Any]:
     """Return where a run ran, in its last start, without what differs from one start to the next."""
     last = folder.attempts()[-1:] or [{}]
-    return {key: value for key, value in last[0].items() if key not in ("started", "process", "seconds")}
+    return {key: value for key, value in last[0].items() if key not in ("started", "process", "seconds", "cpu_seconds")}
 
 
 def runs_of_claims(claims: Sequence[Claim], budget: str, store: Store) -> list[Folder]:
