@@ -170,9 +170,8 @@ def card(state: State) -> None:
     for estimate in judgement.estimates:
         say(f"    {estimate.outcome}: {estimate}")
     if state.budget:
-        say(
-            f"  measured: budget {state.budget}, {judgement.seeds or 'no'} fresh seeds, {state.seconds:.0f} s of one core"
-        )
+        seeds = judgement.seeds or "no"
+        say(f"  measured: budget {state.budget}, {seeds} fresh seeds, {state.seconds:.0f} s of one core")
     say(f"  method: {claim.method}")
     say(f"  limits: {claim.limits}")
     if claim.retelling:
