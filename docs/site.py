@@ -1,4 +1,4 @@
-"""What mkdocs adds to the site: the page of all claims, drawn from its records."""
+"""What mkdocs adds to the site: the page of all claims, drawn from its records, and the changelog."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,4 +18,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         with TemporaryDirectory() as folder:
             page = write_page(load([Path(config.docs_dir) / records]), Path(folder) / name)
             files.append(File.generated(config, name, content=page.read_text(encoding="utf-8")))
+    changes = Path(config.docs_dir).parent / "CHANGELOG.md"
+    files.append(File.generated(config, "changelog.md", content=changes.read_text(encoding="utf-8")))
     return files
