@@ -39,6 +39,13 @@ def test_every_public_name_is_explained_once_and_found_by_the_search(site):
         assert any(name in title for title in titles), name
 
 
+def test_every_command_is_explained(site):
+    page = (site / "commands.html").read_text(encoding="utf-8")
+    for command in ("race", "check", "fold", "lab run", "lab report"):
+        assert f"<code>batchnorm {command}</code>" in page
+    assert "--checkpoint" in page
+
+
 def test_examples_of_docstrings_are_code(site):
     pages = "".join(page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html"))
     assert "<blockquote>" not in pages
