@@ -29,12 +29,12 @@ REMARKS = {
     CLIPPING.name: "no norm: the gradient's norm is at most 1",
 }
 NAMED: dict[str, dict[str, Any]] = {  # where the curve of an arm is named: early, where the curves are apart
-    PLAIN.name: {"named_at": 0.35, "nudge": 22.0},
-    "BN x1": {"named_at": 0.14},
-    "BN x5": {"named_at": 0.05, "nudge": 22.0},
+    PLAIN.name: {"named_at": 0.45, "nudge": 60.0},
+    "BN x1": {"named_at": 0.17},
+    "BN x5": {"named_at": 0.09, "nudge": 22.0},
     "BN x30": {"named_at": 0.02, "nudge": 22.0},
     SKIP_INIT.name: {"named_at": 0.02},
-    CLIPPING.name: {"named_at": 0.1, "nudge": 22.0},
+    CLIPPING.name: {"named_at": 0.06},
 }
 Result = Mapping[str, Any]
 
