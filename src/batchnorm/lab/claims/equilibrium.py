@@ -170,7 +170,6 @@ CLAIM = Claim(
     "square, over layers and every fifth step of the last 30% of training.",
     limits="The decays are larger than usual, so that the equilibrium is reached in few steps: it takes several times "
     "1 / (lr wd) of them, and before that the angle is another one. With the decays in use that is a large part of "
-    "training. Where the gradients of a layer's steps are "
-    "correlated, the prediction is rougher.",
+    "training. Where the gradients of a layer's steps are correlated, the prediction is rougher.",
     version=2,  # in the first, one setting was not in equilibrium when it was measured: 1.2 / (lr wd) steps
 )
