@@ -117,9 +117,9 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     """Bars of accuracy, curves over steps and over rates."""
     results = {part.options["arm"]: part.result for part in parts}
     counts = ", ".join(f"{arm}: {result['trained']:,}" for arm, result in results.items())
-    said = f"What is trained of a random network: medians of fresh seeds. How many numbers these are: {counts}."
+    sentence = f"What is trained of a random network: medians of fresh seeds. How many numbers these are: {counts}."
     return [
-        accuracy_bars("Only gamma and beta", said, results, COLORS),
+        accuracy_bars("Only gamma and beta", sentence, results, COLORS),
         Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 2, 320),
     ]
 

@@ -106,10 +106,10 @@ def draw(parts: Sequence[Part]) -> list[Section]:
         lost = f"{part.result['diverged']} of {len(values)}"
         words = (f"{part.options['layers']:,}", part.options["arm"])
         rows.append((*words, rate, f"{statistics.median(values):.1%}", lost))
-    said = "Residual networks, each at its own best rate: the median of fresh seeds and their span. Chance is 10%."
+    sentence = "Residual networks, each at its own best rate: the median of fresh seeds and their span. Chance is 10%."
     columns = ("layers", "network", "rate", "accuracy", "diverged")
     return [
-        Panels("Hundreds of layers", said, panels, columns=2, height=320),
+        Panels("Hundreds of layers", sentence, panels, columns=2, height=320),
         Table("Figures", "Medians of fresh seeds.", columns, tuple(rows), (0, 2, 3)),
     ]
 

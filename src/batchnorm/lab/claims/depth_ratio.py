@@ -123,8 +123,8 @@ def draw(parts: Sequence[Part]) -> list[Section]:
         curves.append(curve_line(f"without BN, {SMALL}", beside.result["curve"], "ink", "dash", named_at=0.3))
         title = f"validation accuracy, {beside.options['blocks']} blocks"
         panels.append(Panel(title, tuple(curves), "step", x_log=True, percent=True))
-    said = f"Steps of the tuned network without BN over those of each arm, medians of fresh seeds. {paper}"
-    return [Panels("The ratio grows with depth", said, tuple(panels), columns=2, height=320), table(parts)]
+    sentence = f"Steps of the tuned network without BN over those of each arm, medians of fresh seeds. {paper}"
+    return [Panels("The ratio against depth", sentence, tuple(panels), columns=2, height=320), table(parts)]
 
 
 def table(parts: Sequence[Part]) -> Table:

@@ -127,10 +127,8 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     sentence = "Predicted, dashed: sqrt(2 lr wd / (1 + momentum)), which knows no data. Angles in radians, medians."
     columns = ("rate", "decay", "momentum", "predicted", "measured", "ratio")
     return [
-        Panels("The angle is set before training", sentence, tuple(panels), columns=2, height=300),
-        Table(
-            "Predicted and measured", "Angles in radians, medians of the seeds.", columns, tuple(rows), tuple(range(6))
-        ),
+        Panels("Predicted and measured angles", sentence, tuple(panels), columns=2, height=300),
+        Table("All settings", "Angles in radians, medians of the seeds.", columns, tuple(rows), tuple(range(6))),
     ]
 
 

@@ -94,9 +94,9 @@ def judge(parts: Sequence[Part]) -> Judgement:
 def draw(parts: Sequence[Part]) -> list[Section]:
     """Bars of accuracy, curves over steps and over rates."""
     results = {part.options["arm"]: part.result for part in parts}
-    said = "Residual networks, each at its own best rate: medians of fresh seeds and their span."
+    sentence = "Residual networks, each at its own best rate: medians of fresh seeds and their span."
     return [
-        accuracy_bars("Without a norm", said, results, COLORS),
+        accuracy_bars("Without a norm", sentence, results, COLORS),
         Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 2, 320),
     ]
 

@@ -182,7 +182,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
         "the accuracies."
     )
     return [
-        Panels("Less stable, and yet as good", sentence, (*courses, curves), columns=2, height=280),
+        Panels("How stable, and how good", sentence, (*courses, curves), columns=2, height=280),
         Panels("At equal rates", "Tuning seeds: their median and span.", (rates,), columns=1, height=300),
     ]
 

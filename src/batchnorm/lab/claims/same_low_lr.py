@@ -29,7 +29,7 @@ FIRST = 10  # of the fresh seeds: those before served to find that the best rate
 def parts(budget: str) -> list[dict[str, Any]]:
     """One part for each network."""
     amounts = (
-        {"data": "digits", "steps": 2000, "seeds": 11}
+        {"data": "digits", "steps": 2000, "seeds": 5}
         if budget == "quick"
         else {"data": "fashion-mnist", "steps": 20_000, "seeds": 10}
     )

@@ -60,9 +60,9 @@ def judge(parts: Sequence[Part]) -> Judgement:
 def draw(parts: Sequence[Part]) -> list[Section]:
     """Bars of accuracy, curves over steps and over rates."""
     results = {part.options["arm"]: part.result for part in parts}
-    said = "Next characters predicted by a small transformer, each norm at its own best rate: medians of fresh seeds."
+    sentence = "Next characters that a small transformer predicts, each norm at its own best rate: medians of seeds."
     return [
-        accuracy_bars("Norms in a transformer", said, results, COLORS),
+        accuracy_bars("Norms in a transformer", sentence, results, COLORS),
         Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 2, 320),
     ]
 
