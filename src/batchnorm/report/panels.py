@@ -18,6 +18,7 @@ from batchnorm.report.sections import Line, Panel, Panels
 
 WIDE, TWO_WIDE = 340, 430  # of one chart of three in a row, or of two; a page scales it to its column
 LEFT, RIGHT, TOP, BELOW = 46, 10, 30, 38
+ROOM = 90  # for the name of a line that ends early
 EDGE, GAP = 20, 26  # of the file with all of them
 DASHES = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "11 4"}
 STYLE = (
@@ -118,7 +119,7 @@ def drawn(panel: Panel, wide: int, high: int) -> Iterator[str]:
                 f'<path class="line" d="{course(across, down, line.x, line.y)}" stroke-width="{line.width:g}"{dash} '
                 f'style="stroke:var(--{line.colour})"/>'
             )
-    yield from names(panel, wide, across, down)
+    yield from names(panel, across, down)
 
 
 class Scale:
@@ -177,13 +178,13 @@ class Scale:
 def label(value: float, percent: bool = False) -> str:
     """Write a value at an axis.
 
-    >>> label(0.95, percent=True), label(20000.0), label(-2.5), label(1e-06)
-    ('95%', '20,000', '−2.5', '1e−6')
+    >>> label(0.95, percent=True), label(20000.0), label(-2.5), label(1e-06), label(100000.0)
+    ('95%', '20,000', '−2.5', '1e−6', '1e5')
     """
     if percent:
         return f"{100 * value:.4g}%"
     size = abs(value)
-    words = f"{value:,.0f}" if size >= 1000 and size < 1e6 else f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e")
+    words = f"{value:,.0f}" if 1000 <= size < 1e5 else f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e")
     return words.replace("-", "−")
 
 
@@ -218,9 +219,9 @@ def area(across: Callable[[float], float], down: Callable[[float], float], line:
     return f"M{'L'.join(there + back)}Z" if known else ""
 
 
-def names(panel: Panel, wide: int, across: Scale, down: Scale) -> Iterator[str]:
+def names(panel: Panel, across: Scale, down: Scale) -> Iterator[str]:
     """Write each line's name near its last value, one below the other where they would meet, or where it asks for."""
-    last: list[tuple[float, str, str]] = []
+    last: list[tuple[float, str, str, float]] = []
     for line in panel.lines:
         values = line.y or (line.low if line.nudge > 0 else line.high)
         known = [(x, v) for x, v in zip(line.x, values, strict=True) if v is not None and math.isfinite(v)]
@@ -231,12 +232,12 @@ def names(panel: Panel, wide: int, across: Scale, down: Scale) -> Iterator[str]:
         if line.named_at < 1:
             yield written(across(x), at, line.name, line.colour, "middle")
         else:
-            last.append((at, line.colour, line.name))
+            last.append((at, line.colour, line.name, max(across(x), LEFT + ROOM)))
     lowest, at = down.begin - 3 - 15 * len(last), -math.inf
-    for y, colour, name in sorted(last):
+    for y, colour, name, end in sorted(last):
         lowest += 15
         at = min(max(y, at + 15), max(lowest, at + 15))
-        yield written(wide - RIGHT - 4, at, name, colour, "end")
+        yield written(end - 4, at, name, colour, "end")
 
 
 def written(x: float, y: float, name: str, colour: str, anchor: str) -> str:
