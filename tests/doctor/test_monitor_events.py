@@ -219,3 +219,33 @@ def test_a_checkpointed_pass_is_recomputed_and_was_for_gradients(reentrant, watc
     with watched(log, model):
         model(torch.randn(8, 3, requires_grad=True)).sum().backward()
     assert [(p["recomputed"], p["gradients"]) for p in log.passes] == [(False, True), (True, True)]
+
+
+class _Parts(nn.Module):
+    """A program that calls ``forward`` itself, or parts of a model in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList([network(), nn.Linear(1, 1)])
+        self.head = nn.Linear(1, 1)
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("around", [lambda m: m, lambda m: {"m": m}, lambda m: {"m": nn.ModuleList([m])}])
+@pytest.mark.parametrize("call", [lambda m, x: m.forward(x), lambda m, x: m.parts[0](x), lambda m, x: m(x)])
+def test_calls_of_parts_and_of_forward_itself_are_seen(around, call):
+    model = _Parts()
+    optimizer = sgd(model)
+    with bn.monitor(around(model), optimizer, warn=False) as run:
+        for x in torch.randn(4, 8, 3):
+            optimizer.zero_grad()
+            call(model, x).square().mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            call(model, torch.randn(8, 3))  # a validation in training mode
+    assert run.call >= 5
+    assert "BN301" in run.findings.codes

@@ -96,6 +96,14 @@ def test_without_an_example_nothing_is_claimed_of_the_input():
     assert graded({"model": case(slice(None), 0.0)["model"]}) == {("BN209", "1"): "warning"}
 
 
+def test_an_eps_that_is_far_too_large_is_no_vanished_variance():
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, 0.8), nn.ReLU())  # eps where the momentum was meant
+    for variance, expected in ((3e-3, {"BN104"}), (1e-6, {"BN104", "BN209"})):
+        model[1].running_var.fill_(variance)
+        model[1].num_batches_tracked.fill_(9)
+        assert set(bn.check(model, select="BN104,BN113,BN209").codes) == expected
+
+
 def test_the_amplification_is_what_evaluation_gives():
     arguments = one_example(case([2], 0.0), 4096)
     arguments["example"] = torch.randn(4096, 6)

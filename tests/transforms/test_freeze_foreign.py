@@ -35,6 +35,36 @@ class NormAct(nn.BatchNorm2d):
         return self.act(self.drop(x))
 
 
+class Graded(nn.Module):
+    """As d2l.ai writes it: whether gradients are on decides, not the mode."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(1, channels, 1, 1))
+        self.moving_mean, self.moving_var = torch.zeros(1, channels, 1, 1), torch.ones(1, channels, 1, 1)
+
+    def forward(self, x):
+        mean, var = self.moving_mean, self.moving_var
+        if torch.is_grad_enabled():
+            mean, var = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), keepdim=True)
+            self.moving_mean = (0.9 * self.moving_mean + 0.1 * mean).data
+            self.moving_var = (0.9 * self.moving_var + 0.1 * var).data
+        return self.gamma * (x - mean) / (var + 1e-5).sqrt()
+
+
+class EmaNorm(nn.Module):
+    """Statistics of which neither a name nor a call of ``batch_norm`` shows what they are."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.register_buffer("center", torch.zeros(channels))
+
+    def forward(self, x):
+        if self.training:
+            self.center.lerp_(x.mean([0, *range(2, x.dim())]), 0.1)
+        return x - self.center.view(1, -1, *[1] * (x.dim() - 2))
+
+
 class Doubled(nn.BatchNorm1d):
     def forward(self, x):
         return super().forward(x) * 2
@@ -275,6 +305,8 @@ def test_what_cannot_be_frozen_is_named_and_nothing_has_changed():
     lazy = nn.LazyBatchNorm2d()
     for stuck, why in (
         (Stubborn(4), "Stubborn: its statistics move in evaluation, too"),
+        (Graded(4), "Graded: its statistics move in evaluation, too"),
+        (EmaNorm(4), "EmaNorm: a batch moves its center, which no name shows"),
         (patched, "BatchNorm2d: its forward was replaced on the object"),
         (lazy, "LazyBatchNorm2d: not initialised yet: run the model once"),
     ):

@@ -71,7 +71,7 @@ def check(
         check_ready(model, "check")
         if isinstance(before, nn.Module):
             check_weights(before, "check")
-        optimizers = tuple(check_optimizers(model, optimizer, "check"))
+        optimizers = check_optimizers(model, optimizer, "check")
         subject = Subject(
             model, example, data, optimizers, before=before, forward=forward, process_group=process_group,
             purpose=purpose, max_batches=max_batches,

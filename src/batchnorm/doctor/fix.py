@@ -14,10 +14,9 @@ from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.patient import Needed, Patient
 from batchnorm.doctor.subject import Forward
 from batchnorm.errors import BatchNormError, NotEquivalent
-from batchnorm.optim import state_of
 from batchnorm.preserve import in_mode
 from batchnorm.records import Certificate, Change, Finding, Report
-from batchnorm.transforms.freeze import Optimizers, check_optimizers
+from batchnorm.transforms.follow import Optimizers, carry_over, check_optimizers, copied_with, restorable
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.verify import verify
 
@@ -60,20 +59,33 @@ def fix(
             )
     if optimizer is None and subject is not None and subject.model is model:
         optimizer = subject.optimizers
-    optimizers = tuple(check_optimizers(model, optimizer, "fix"))
+    optimizers = check_optimizers(model, optimizer, "fix")
     batches = tuple(data) if data is not None else tuple(subject.batches) if subject else ()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, when it copies a program that it exported
-        copied, followers = copy.deepcopy((model, optimizers))
+        copied, moved = copied_with(model, where="fix")
     patient = Patient(
         copied,
-        followers,
+        optimizers,
         example if example is not None else subject.example if subject else None,
         batches,
         forward or (subject._forward if subject else None),
         subject.before if subject else None,
         subject.process_group if subject else None,
     )
+    restore = restorable(optimizers)
+    try:
+        carry_over(optimizers, moved)
+        report = _repair(model, patient, wanted, unsafe, tolerance)
+    except BaseException:
+        restore()
+        raise
+    left_behind(model, patient.model, "fix")
+    return patient.model, report
+
+
+def _repair(model: nn.Module, patient: Patient, wanted: list[Finding], unsafe: bool, tolerance: float | None) -> Report:
+    """Repair what can be repaired of the patient, a copy of the model."""
     changes: list[Change] = []
     left: dict[str, str] = {}
     keeps = True
@@ -102,12 +114,7 @@ def fix(
         if changes and patient.example is not None
         else None
     )
-    for mine, follower in zip(optimizers, patient.optimizers, strict=True):
-        mine.param_groups[:] = follower.param_groups
-        if state_of(mine):
-            mine.state = follower.state
-    left_behind(model, patient.model, "fix")
-    return patient.model, Report(tuple(changes), left, certificate)
+    return Report(tuple(changes), left, certificate)
 
 
 def _leave(left: dict[str, str], path: str, why: str) -> None:

@@ -66,7 +66,7 @@ def monitor(
         raise BatchNormError(f"every is {every}", where=_HERE, do="give a whole number from 1 up")
     rules = chosen(select, ignore)
     watchers = {code: rule.watch() for code, rule in rules.items() if rule.watch is not None}
-    optimizers = tuple(check_optimizers(whole, optimizer, _HERE))
+    optimizers = check_optimizers(whole, optimizer, _HERE)
     if copies is not None and not isinstance(copies, Mapping):
         raise BatchNormError(
             f"copies is a {type(copies).__name__}", where=_HERE, do='give them by name: copies={"ema": averaged}'

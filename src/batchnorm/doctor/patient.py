@@ -20,7 +20,7 @@ class Needed(BatchNormError):
 
 @dataclass
 class Patient:
-    """A model under repair: a copy, with copies of its optimisers, and what the repairs may need.
+    """A model under repair: a copy, with its optimisers, and what the repairs may need.
 
     >>> Patient(nn.BatchNorm1d(2)).need("example", "BN101")
     Traceback (most recent call last):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -119,7 +119,7 @@ class Run:
         add = self._stack.callback
         called, returned, passed = Hook(self._called), Hook(self._returned), Hook(self._passed, exported=True)
         given = Hook(self._given)
-        for module in (self.model, *self.model.children()):  # a container is not called, but what is in it
+        for module in dict.fromkeys(_entries(self.model)):
             add(module.register_forward_pre_hook(called, with_kwargs=True, prepend=True).remove)
             add(module.register_forward_hook(returned, always_call=True).remove)
         for layer, path in self._paths.items():
@@ -314,6 +314,28 @@ def uses(layer: _BatchNorm, training: bool | None = None) -> tuple[bool, bool]:
         from_batch = training or not tracked
         moves = training and layer.track_running_stats
     return from_batch, bool(tracked and moves and layer.momentum != 0.0)
+
+
+def _entries(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of which the outermost call is a call of the model.
+
+    >>> one = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> len(list(_entries(one))), len(list(_entries(nn.ModuleDict({"G": one, "D": nn.Linear(2, 1)}))))
+    (3, 5)
+
+    That is the model; its children, for programs that call ``model.forward`` or a part; and below what has no forward,
+    such as a dictionary of models, the same of each model in it.
+    """
+    yield model
+    for child in model.children():
+        if _has_no_forward(model) or _has_no_forward(child):
+            yield from _entries(child)
+        else:
+            yield child
+
+
+def _has_no_forward(module: nn.Module) -> bool:
+    return type(module).forward is nn.Module.forward
 
 
 def _learns(parameter: Any) -> bool:

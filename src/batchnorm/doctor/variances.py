@@ -18,6 +18,7 @@ from batchnorm.nested import tensors_in
 from batchnorm.preserve import in_mode
 
 OF_EPS = 1e-2  # of eps: such an input is divided by the root of eps, and stays next to nothing
+USUAL_EPS = 1e-3  # the largest that is usual: a larger one has a finding of its own (BN104)
 AMPLIFIED = 30.0  # standard deviations: what evaluation makes of a channel whose running variance is wrong
 CLEARLY = 10.0  # standard deviations that an example has to deviate by, for its channel to be alive in it
 EXAMPLES = 0.25  # of all examples, in which a channel that is alive is
@@ -52,7 +53,7 @@ def is_tiny(norm: Norm) -> Tensor:
     """
     var = variance_of(norm)
     assert var is not None
-    return (var <= OF_EPS * norm.eps) & (var + norm.eps > 0)
+    return (var <= OF_EPS * min(norm.eps, USUAL_EPS)) & (var + norm.eps > 0)
 
 
 def measure(subject: Subject, norms: Iterable[Norm]) -> dict[str, Measured]:

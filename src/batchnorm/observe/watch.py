@@ -87,7 +87,7 @@ def watch(
         if not isinstance(number, int) or number < least:
             raise BatchNormError(f"{name} is {number!r}", where=_HERE, do=f"give a whole number from {least} up")
     wanted = chosen(quantities, _HERE)
-    optimizers = tuple(check_optimizers(model, optimizer, _HERE))
+    optimizers = check_optimizers(model, optimizer, _HERE)
     header = RecordFile(
         "watch",
         {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -124,13 +124,7 @@ def follow(optimizers: tuple[Optimizer, ...], old: nn.Module, new: nn.Module) ->
     for name, parameter in names.items():
         if name in heirs and parameter.grad is not None and heirs[name].grad is None:
             heirs[name].grad = parameter.grad.clone()
-    for each in optimizers:
-        for group in each.param_groups:
-            group["params"] = [to.get(id(p), p) for p in group["params"]]
-        kept = state_of(each)
-        moved = [(to.get(id(p), p), state) for p, state in kept.items()]
-        kept.clear()
-        kept.update(moved)
+    carry_over(optimizers, to)
 
 
 def copy_model(model: nn.Module, optimizer: Optimizers = None) -> nn.Module:
@@ -187,23 +181,112 @@ def carry_over(optimizer: Optimizers, moved: Mapping[int, Any]) -> None:
     >>> [p is new.weight for p in optimizer.param_groups[0]["params"]]
     [True]
 
-    A group that loses all its parameters stays, for a schedule may count on it.
+    Parameters are exchanged in every list and dictionary of an optimizer and of its wrappers: many keep them in more
+    places than their groups and their state (LBFGS, `ZeroRedundancyOptimizer`, Lookahead). A group that loses all its
+    parameters stays, for a schedule may count on it. LBFGS forgets its curvature where the number of values changes.
     """
-    for each in as_tuple(optimizer):
-        for group in each.param_groups:
-            after = [moved.get(id(p), p) for p in group["params"]]
-            if "param_names" in group:
-                named = zip(group["param_names"], after, strict=True)
-                group["param_names"] = [name for name, p in named if p is not None]
-            group["params"] = [p for p in after if p is not None]
-        kept = state_of(each)
-        states = [(moved.get(id(p), p), state) for p, state in kept.items()]
-        kept.clear()
-        kept.update((p, state) for p, state in states if p is not None)
+    optimizers = as_tuple(optimizer)
+    sizes = list(map(_size, optimizers))
+    for held in _containers(optimizers):
+        if isinstance(held, list):
+            held[:] = _heirs(held, moved)
+            continue
+        if "param_names" in held:
+            named = zip(held["param_names"], held["params"], strict=True)
+            held["param_names"] = [name for name, p in named if _heirs([p], moved)]
+        kept = {new: _heirs([value], moved) for key, value in held.items() for new in _heirs([key], moved)}
+        held.clear()
+        held.update((key, value[0] if value else None) for key, value in kept.items())
+    for each, size in zip(optimizers, sizes, strict=True):
+        _resized(each, size)
+
+
+DEPTH = 8  # of lists and dictionaries inside each other
+
+
+class _Several(tuple[Optimizer, ...]):
+    """Optimizers without their wrappers, and what was given for them."""
+
+    given: tuple[Any, ...] = ()
+
+
+def _containers(optimizers: tuple[Optimizer, ...]) -> list[Any]:
+    """Return the lists and dictionaries in optimizers, in their wrappers and in optimizers inside them, each once."""
+    found: dict[int, Any] = {}
+
+    def visit(thing: Any, depth: int, whole: bool = False) -> None:
+        if depth < 0 or id(thing) in found or isinstance(thing, Tensor):
+            return
+        if whole or is_optimizer(thing):
+            found[id(thing)] = None
+            for each in (getattr(thing, "__dict__", None), getattr(thing, "param_groups", None), state_of(thing)):
+                visit(each, DEPTH)
+        elif isinstance(thing, (list, dict, tuple)):
+            found[id(thing)] = None if isinstance(thing, tuple) else thing
+            for each in list(thing.values() if isinstance(thing, dict) else thing):
+                visit(each, depth - 1)
+
+    given = optimizers.given if isinstance(optimizers, _Several) else ()
+    for each in (*given, *optimizers):
+        visit(each, DEPTH, whole=True)
+    return [each for each in found.values() if each is not None]
+
+
+def _heirs(things: Iterable[Any], moved: Mapping[int, Any]) -> list[Any]:
+    """Return things with parameters exchanged, those in tuples too, and without those that are taken out; what stands
+    beside such a parameter in a tuple goes with it."""
+    found = []
+    for thing in things:
+        if type(thing) is tuple:
+            inside = tuple(_heirs(thing, moved))
+            if len(inside) == len(thing) or all(isinstance(each, Tensor) for each in thing):
+                found.append(inside)
+        elif not (isinstance(thing, Tensor) and id(thing) in moved):
+            found.append(thing)
+        elif moved[id(thing)] is not None:
+            found.append(moved[id(thing)])
+    return found
+
+
+def restorable(optimizers: tuple[Optimizer, ...]) -> Callable[[], None]:
+    """Return a function that puts back what optimizers hold now: groups, states, parameters; not the tensors' numbers.
+
+    >>> import torch
+    >>> optimizer = torch.optim.SGD(nn.Linear(2, 1).parameters(), lr=0.1)
+    >>> restore = restorable((optimizer,))
+    >>> optimizer.param_groups[0]["params"].clear()
+    >>> restore()
+    >>> len(optimizer.param_groups[0]["params"])
+    2
+    """
+    before = [(held, copy.copy(held)) for held in _containers(optimizers)]
+
+    def restore() -> None:
+        for held, was in before:
+            held.clear()
+            held.extend(was) if isinstance(held, list) else held.update(was)
+
+    return restore
+
+
+def _size(optimizer: Optimizer) -> int:
+    return sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+
+
+def _resized(optimizer: Optimizer, before: int) -> None:
+    """Let an optimizer with vectors over all its parameters, as LBFGS has, begin anew if their length changed."""
+    if hasattr(optimizer, "_numel_cache") and _size(optimizer) != before:
+        optimizer._numel_cache = None
+        state_of(optimizer).clear()
 
 
 def join(
-    optimizers: tuple[Optimizer, ...], beside: Iterable[nn.Parameter], new: Iterable[nn.Parameter], model: nn.Module
+    optimizers: tuple[Optimizer, ...],
+    beside: Iterable[nn.Parameter],
+    new: Iterable[nn.Parameter],
+    model: nn.Module,
+    *,
+    always: bool = False,
 ) -> None:
     """Give new parameters to the optimiser that holds those of the same layer, in their group.
 
@@ -215,16 +298,16 @@ def join(
     True
 
     Beside nothing, they go to the first group of the first; beside what no optimizer holds, to none: the layer was
-    chosen not to learn. An optimizer that knows its parameters by name gets the names they have in ``model``.
+    chosen not to learn; with ``always``, to the first group, too. An optimizer that knows its parameters by name gets
+    the names they have in ``model``.
     """
     own = {id(p) for p in beside}
-    for each in optimizers:
-        for group in each.param_groups:
-            if any(id(p) in own for p in group["params"]):
-                extend(group, new, model)
-                return
-    if optimizers and not own:
-        extend(optimizers[0].param_groups[0], new, model)
+    groups = [(each, group) for each in optimizers for group in each.param_groups]
+    holding = [one for one in groups if any(id(p) in own for p in one[1]["params"])]
+    for each, group in (holding or groups if always or not own else holding)[:1]:
+        size = _size(each)
+        extend(group, new, model)
+        _resized(each, size)
 
 
 def extend(group: dict[str, Any], new: Iterable[nn.Parameter], model: nn.Module) -> None:
@@ -250,10 +333,13 @@ def as_tuple(optimizer: Optimizers) -> tuple[Optimizer, ...]:
     >>> as_tuple(None)
     ()
     """
-    if optimizer is None:
-        return ()
+    if optimizer is None or isinstance(optimizer, _Several):
+        return optimizer or ()
     one = unwrapped(optimizer)
     if is_optimizer(one) or not isinstance(optimizer, Iterable):
-        return (one,)
-    several = optimizer.values() if isinstance(optimizer, Mapping) else optimizer
-    return tuple({id(each): each for each in map(unwrapped, several)}.values())
+        given: tuple[Any, ...] = (optimizer,)
+    else:
+        given = tuple(optimizer.values() if isinstance(optimizer, Mapping) else optimizer)
+    found = _Several({id(each): each for each in map(unwrapped, given)}.values())
+    found.given = given
+    return found

@@ -82,7 +82,9 @@ learn True -> False
     untried: list[nn.Module] = []
     for path, module, first in _named(target, chosen):
         reason = f"the same layer as {first!r}" if first is not None else _why_not(module)
-        if reason:
+        if reason and first is None and (moving := _moves_in_training(module)):
+            stuck[path] = f"{type(module).__name__}: a batch moves its {moving}, which no name shows to be statistics"
+        elif reason:
             left[path] = reason
         elif why := _unfit(module, untried):
             stuck[path] = f"{type(module).__name__}: {why}"
@@ -291,6 +293,8 @@ def _tried(layer: nn.Module) -> str | None:
                 expected = was.eval()(x.clone())
                 before = [t.clone() for t in statistics_of(twin).values()]
                 same = alike(twin(x.clone()), expected)
+                with torch.enable_grad():  # some look at this, not at their mode
+                    same = same and alike(twin(x.clone()).detach(), expected)
             except BatchNormError as error:
                 return error.problem
             except Exception:  # it wants other arguments
@@ -299,6 +303,23 @@ def _tried(layer: nn.Module) -> str | None:
                 return "its statistics move in evaluation, too"
             return "" if same else "in evaluation it does something else than its class"
     return None
+
+
+def _moves_in_training(layer: nn.Module) -> str:
+    """Return the names of the buffers of a foreign norm that a batch moves in training, as far as a trial shows."""
+    if not is_foreign(layer) or is_frozen(layer) or not any(t.is_floating_point() for t in layer.buffers()):
+        return ""
+    channels = next((t.shape[-1] for t in layer.buffers() if t.dim() == 1), 1)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for shape in ((3, 3), (3,), ()):
+            try:
+                twin = prepared(layer)
+                before = {name: t.clone() for name, t in twin.named_buffers()}
+                twin(torch.randn(8, channels, *shape, dtype=torch.float64))
+            except Exception:  # it wants other arguments
+                continue
+            return " and ".join(name for name, t in twin.named_buffers() if not torch.equal(t, before[name]))
+    return ""
 
 
 def _none(reasons: dict[str, str], what: str, do: str) -> BatchNormError:

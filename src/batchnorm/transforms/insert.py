@@ -25,7 +25,7 @@ from batchnorm.nested import few_samples
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.drop_bias import held_bias, takes_steps
-from batchnorm.transforms.follow import check_changeable, extend
+from batchnorm.transforms.follow import check_changeable, join
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with, few_of
 from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
 from batchnorm.transforms.gradients import Step, apart, double, limit_in_float64, step
@@ -152,7 +152,7 @@ def insert(
     kept = {id(p) for p in changed.parameters()}
     carry_over(optimizers, {id(p): memo[id(p)] if id(memo[id(p)]) in kept else None for p in model.parameters()})
     for layer, new in added:
-        _join(optimizers, layer, new, changed)
+        join(optimizers, layer.parameters(), new.parameters(), changed, always=True)
     left_behind(model, changed, _HERE)
     return changed, Report(tuple(changes), left, certificate, gradients)
 
@@ -409,15 +409,3 @@ def _apart(
     worst = max((absolute for absolute, _, _ in found), default=0.0)
     share = max((relative for _, relative, _ in found), default=0.0)
     return worst, share, max(limits, default=0.0), within
-
-
-def _join(optimizers: tuple[torch.optim.Optimizer, ...], layer: nn.Module, norm: nn.Module, model: nn.Module) -> None:
-    """Give a norm's parameters to the optimiser that has the weight before them, in its group."""
-    own = {id(p) for p in layer.parameters()}
-    for each in optimizers:
-        for group in each.param_groups:
-            if any(id(p) in own for p in group["params"]):
-                extend(group, norm.parameters(), model)
-                return
-    if optimizers:
-        extend(optimizers[0].param_groups[0], norm.parameters(), model)
