@@ -217,13 +217,13 @@ class Scale:
 def label(value: float, percent: bool = False) -> str:
     """Write a value at an axis.
 
-    >>> label(0.95, percent=True), label(20000.0), label(-2.5), label(1e-06)
-    ('95%', '20,000', '−2.5', '1e−6')
+    >>> label(0.95, percent=True), label(20000.0), label(-2.5), label(1e-06), label(100000.0)
+    ('95%', '20,000', '−2.5', '1e−6', '1e5')
     """
     if percent:
         return f"{100 * value:.4g}%"
     size = abs(value)
-    words = f"{value:,.0f}" if size >= 1000 and size < 1e6 else f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e")
+    words = f"{value:,.0f}" if 1000 <= size < 1e5 else f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e")
     return words.replace("-", "−")
 
 

@@ -12,7 +12,8 @@ from batchnorm.lab.networks.recurrent import PlainLSTM, Reader
 
 def results_of(kind):
     naive = {"confirmed": around(0.5), "refuted": around(0.93), "inconclusive": around(0.89, 0.05)}[kind]
-    return [contest(*values) for values in (naive, around(0.94, 0.001), around(0.9), around(0.93, 0.001))]
+    others = (around(0.9), around(0.94, 0.001), around(0.9), around(0.93, 0.001))
+    return [contest(*values) for values in (naive, *others)]
 
 
 def test_the_rule_gives_every_verdict():
@@ -45,11 +46,14 @@ def test_naive_bn_keeps_one_set_of_statistics_and_bn_per_step_one_for_each_step(
     assert naive.lstm.norm_hh.num_batches_tracked == 4
     assert per_step.lstm.norm_hh_l0.num_batches_tracked.tolist() == [1, 1, 1, 1]
     assert naive.lstm.norm_hh.weight[0] == 1.0
+    small = Reader(0, norm="naive, small", steps=4, inputs=16, width=6).lstm
+    for norm in (small.norm_ih, small.norm_hh, small.norm_c):
+        assert norm.weight[0].item() == pytest.approx(0.1)
     assert per_step.lstm.norm_hh_l0.weight[0].item() == pytest.approx(0.1)
 
 
 def test_an_unknown_norm_is_refused():
-    with pytest.raises(BatchNormError, match="choose one of none, layer, naive, per-step"):
+    with pytest.raises(BatchNormError, match="choose one of none, layer, naive, naive, small, per-step"):
         Reader(0, norm="batch", steps=4)
 
 

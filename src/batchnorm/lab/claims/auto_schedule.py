@@ -124,7 +124,12 @@ CLAIM = Claim(
     title="BN makes the effective rate decay by itself",
     statement="Under plain SGD without weight decay the norm of weights in front of BN grows like t^(1/4), so that the "
     "effective rate falls like t^(-1/2), as long as the gradient does not fade.",
-    source=Source("Arora, Li & Lyu 2019; van Laarhoven 2017", "arXiv:1812.03981, arXiv:1706.05350"),
+    source=Source(
+        "Arora, Li & Lyu 2019; van Laarhoven 2017",
+        "arXiv:1812.03981, arXiv:1706.05350",
+        "The gradient is orthogonal to the weights, so ||w||^2 grows by lr^2 ||g||^2 a step, and the effective rate "
+        "lr / ||w||^2 falls by itself; any constant rate then leads to a stationary point.",
+    ),
     rule="A seed's slope is the median over the rates of the slope of log norm on log step, over the last decade of "
     "steps, with noisy labels. Confirmed if the 95% interval of the median is within 0.05 of 0.25, refuted if it is "
     "outside.",

@@ -133,7 +133,7 @@ CLAIM = Claim(
     source=Source(
         "Frankle et al. 2020",
         "arXiv:2003.00152",
-        "On CIFAR-10 gamma and beta alone reach 82% in a ResNet of 866 layers, far ahead of two random weights a unit.",
+        "On CIFAR-10 gamma and beta alone reach 82% in a ResNet of 866 layers, far more than as many random weights.",
     ),
     rule="Each at its own best rate. Confirmed if the 95% interval of the median accuracy of gamma and beta alone is "
     "above 30%, three times chance, and the interval of the difference of the medians to as many weights above 10 "

@@ -136,7 +136,8 @@ CLAIM = Claim(
     method="Residual networks of fully connected layers on the bundled digits, He initialisation, plain SGD, batches "
     "of 32; 5 rates from 1e-9 to 0.1 on 3 tuning seeds, chosen on held-out training images. Quick: 10, 100 and 400 "
     "layers of 16 units, 200 steps; full: up to 1,000 layers, 32 units, 3,000 steps.",
-    limits="It learns, that is all: few steps, which 400 layers feel the most, small images, narrow layers. The "
+    limits="It learns, that is all: few steps, which 400 layers feel the most, small images, narrow layers. Rates are "
+    "far apart, the same ones for all networks. The "
     "branches without BN begin at full size; one scalar on each that begins at 0 (SkipInit), shown beside, is another "
     "remedy. Deep networks without skips are another matter: BN makes their gradients explode (claim explosion).",
 )

@@ -30,6 +30,7 @@ PLAIN, WITH = "without BN", "with BN"
 COLORS = {PLAIN: "vermillion", WITH: "blue"}
 LINEAR, DIGITS, SLOW = "deep linear network", "digits, ReLU", "digits, ReLU, rate 0.01"
 RATES = {LINEAR: 1e-6, DIGITS: 0.1, SLOW: 0.01}
+NAMES = {LINEAR: "linear network", DIGITS: "digits, rate 0.1", SLOW: "digits, rate 0.01"}  # in the pictures
 JUDGED = (LINEAR, DIGITS)
 MARGIN = 0.05  # of the cosine: by less, BN does not reduce the shift
 RECORDS = 7
@@ -152,7 +153,7 @@ def judge(parts: Sequence[Part]) -> Judgement:
         name = f"cosine of G and G', BN - without, {task}"
         if task in JUDGED:
             estimates.append(difference(name, cosines[WITH], cosines[PLAIN], MARGIN, above=False))
-        words.append(f"{task} {middle(cosines[WITH]):.3f} with BN, {middle(cosines[PLAIN]):.3f} without")
+        words.append(f"{NAMES[task]} {middle(cosines[WITH]):.3f} with BN, {middle(cosines[PLAIN]):.3f} without")
     seeds = len(parts[0].result["runs"])
     return judged(f"Cosine of a layer's gradients before and after the others stepped: {'; '.join(words)}.", estimates,
                   seeds)  # fmt: skip
@@ -174,8 +175,11 @@ def draw(parts: Sequence[Part]) -> list[Section]:
                 if part.options["task"] == task:
                     rows = [[number(value, 0.0) for value in run[name]] for run in part.result["runs"]]
                     lines.append(span_line(part.options["arm"], part.result["at"], rows, COLORS[part.options["arm"]]))
-            panels.append(Panel(f"{title}, {task}", tuple(lines), "step", x_log=True, y_log=name == "relative"))
-    sentence = "The gradient of a layer before (G) and after (G') the layers in front of it stepped; medians of layers."
+            panels.append(Panel(f"{title}, {NAMES[task]}", tuple(lines), "step", x_log=True, y_log=name == "relative"))
+    sentence = (
+        "The gradient of a layer before (G) and after (G') the layers in front of it stepped, the median of the "
+        "layers: a cosine of 1 is no shift. Medians of the seeds and their span."
+    )
     return [Panels("Does BN steady what a layer is asked to learn?", sentence, tuple(panels), columns=3)]
 
 
@@ -188,7 +192,7 @@ CLAIM = Claim(
     source=Source(
         "Santurkar et al. 2018, section 2.2 and figure 3",
         "arXiv:1805.11604",
-        "with BN the cosine is similar (VGG) or near 0 (deep linear network)",
+        "With BN the cosine is similar (VGG on CIFAR-10) or near 0 (deep linear network).",
     ),
     rule="Confirmed if on both tasks the 95% interval of the difference of the cosines, with BN - without, is below "
     "0.05; refuted if on one it is above. A seed's cosine is the median over the layers and the recorded steps.",
@@ -201,8 +205,9 @@ CLAIM = Claim(
     "10,000 steps). The digits: 8 ReLU layers of 64, batches of 128, rate 0.1. Both networks of a task have the same "
     "weights, batches and rate.",
     limits="Equal rates only: the shift grows with the rate, so at the raised rates that BN allows it would be larger. "
-    "What the digits show depends on the rate: a tenth of it is drawn beside, and not judged. "
-    "The number of examples and the weights of the linear network are not given in the paper.",
+    "What the digits show depends on the rate: a tenth of it is drawn beside, and not judged. Both are small networks "
+    "and a few hundred steps; the paper's VGG is neither. The seeds without BN differ widely. The number of examples "
+    "and the weights of the linear network are not given in the paper.",
     retelling="“Batch Normalization works because it reduces internal covariate shift”, and “it does not reduce "
     "it”: measured on gradients, neither holds of all networks.",
 )

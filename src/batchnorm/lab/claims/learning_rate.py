@@ -92,15 +92,22 @@ CLAIM = Claim(
     question="works",
     title="BN works over a wider range of learning rates",
     statement="The range of learning rates at which a residual network trains is at least twice as wide with BN.",
-    source=Source("Ioffe & Szegedy 2015, section 3.3; Bjorck et al. 2018", "arXiv:1502.03167, arXiv:1806.02375"),
-    rule="Each seed's range is the longest run of rates with at least 90% of that seed's best accuracy. Confirmed if "
-    "the 95% interval of the difference of the medians is above 0.3 decades, refuted if it is below.",
+    source=Source(
+        "Ioffe & Szegedy 2015, sections 3.3 and 4.2.1; Bjorck et al. 2018",
+        "arXiv:1502.03167, arXiv:1806.02375",
+        "Inception without BN diverged at 5 times its rate, with BN it trained at 5 and at 30 times.",
+    ),
+    rule="Each seed's range is the longest run of rates with at least 90% of that seed's best accuracy, if that is "
+    "above 50%. Confirmed if the 95% interval of the difference of the medians is above 0.3 decades (a range twice as "
+    "wide), refuted if it is below.",
     parts=parts,
     measure=measure,
     judge=judge,
     draw=draw,
     method="Residual networks of fully connected blocks on the bundled digits, plain SGD, 12 rates from 0.0001 to "
-    "31.6, every seed at every rate, the same weights and batches in both arms.",
-    limits="One architecture, plain SGD without a schedule. A shallow plain network with a good initialisation bears "
-    "almost the same rates: see the claim same-low-lr.",
+    "31.6, every seed at every rate, the same weights and batches in both arms. Quick: 6 blocks, 400 steps; full: 10 "
+    "blocks, 1,500 steps.",
+    limits="One architecture, plain SGD without a schedule. Rates are half a decade apart, so that a range is known to "
+    "half a decade. Each network is judged against its own best, which is lower without BN. At low rates the network "
+    "without BN is ahead. A shallow one bears almost the rates that BN bears: see 2 blocks in the claim depth-ratio.",
 )

@@ -111,13 +111,13 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     lines = [Line(mode, SCALES, result["sizes"][mode], looks[mode]) for mode in MODES]
     middle = result["sizes"]["evaluation"][len(SCALES) // 2]
     lines.append(Line("linear", SCALES, [scale * middle for scale in SCALES], "ink", "dot", 1.0, nudge=14))
-    panel = Panel("spread of the output", tuple(lines), "the input times", x_log=True, y_log=True)
+    panel = Panel("spread of the output", tuple(lines), "factor on the input", x_log=True, y_log=True)
     rows = [
         (DEFECTS[name], mode, f"{max(map(number, result['defects'][mode][name])):.1e}")
         for name in DEFECTS
         for mode in MODES
     ]
-    said = "Ten times the input: ten times the output in evaluation, the same output in training."
+    said = "Ten times the input: ten times the spread in evaluation, the same output in training."
     return [
         Panels("Not linear in training", said, (panel,), columns=2, height=320),
         Table(
@@ -135,7 +135,7 @@ CLAIM = Claim(
     source=Source(
         "Ioffe & Szegedy 2015, sections 3.1 and 3.3",
         "arXiv:1502.03167",
-        "BN(aWu) = BN(Wu); at inference normalisation is simply a linear transform.",
+        "BN(Wu) = BN((aW)u) in training; at inference normalisation is a linear transform of each activation.",
     ),
     rule="Defects as shares of the largest value. Confirmed if in training the 95% interval of the median defect of "
     "scaling and of sums is above 10%, and in evaluation the largest of each is below 1e-10; refuted if one lies on "

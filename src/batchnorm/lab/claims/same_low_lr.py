@@ -126,8 +126,8 @@ CLAIM = Claim(
     name="same-low-lr",
     question="why",
     title="The gain of BN is the higher learning rate it allows",
-    statement="Of what BN gains in accuracy over a residual network without it at a rate that this one bears safely, "
-    "more comes from the higher learning rate that BN allows than is there at the same rate.",
+    statement="BN gains more accuracy by the higher learning rate that it allows than at the same rate, compared with "
+    "a residual network without it at a rate that this network bears safely.",
     source=Source(
         "Bjorck et al. 2018, section 2",
         "arXiv:1806.02375",

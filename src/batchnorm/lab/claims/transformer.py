@@ -76,8 +76,7 @@ CLAIM = Claim(
     source=Source(
         "Shen et al. 2020 (PowerNorm)",
         "arXiv:2003.07845",
-        "In transformers for translation and language modelling batch norm is clearly worse than layer norm, because "
-        "the statistics of its batches fluctuate.",
+        "For language batch norm is clearly worse than layer norm, because the statistics of its batches fluctuate.",
     ),
     rule="Each norm at its own best rate. Confirmed if the 95% interval of the difference of the median accuracies, "
     "layer norm's minus batch norm's, is above 0; refuted if it is below.",

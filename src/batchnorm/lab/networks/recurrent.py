@@ -12,7 +12,8 @@ from batchnorm.errors import BatchNormError
 from batchnorm.layers.family import make_norm
 from batchnorm.layers.recurrent import BatchNormLSTM
 
-NORMS = ("none", "layer", "naive", "per-step")
+NORMS = ("none", "layer", "naive", "naive, small", "per-step")
+SMALL = 0.1  # where gammas begin, as in Cooijmans et al. (2016)
 
 
 class Reader(nn.Module):
@@ -22,7 +23,8 @@ class Reader(nn.Module):
     torch.Size([3, 10])
 
     ``norm`` is "none"; "layer"; "naive", which calls one `BatchNorm1d` for each product at every time step, as one
-    would with stock layers; or "per-step", which is `batchnorm.BatchNormLSTM`. The weights are the same ones.
+    would with stock layers; "naive, small", the same with gammas that begin at 0.1; or "per-step", which is
+    `batchnorm.BatchNormLSTM`, with gammas that begin at 0.1, too. The weights are the same ones.
     """
 
     def __init__(
@@ -68,8 +70,11 @@ class PlainLSTM(nn.Module):
         super().__init__()
         self.weight_ih_l0, self.weight_hh_l0 = (nn.Parameter(torch.empty(4 * width, n)) for n in (inputs, width))
         self.bias_ih_l0 = nn.Parameter(torch.empty(4 * width))
-        name = "batch" if norm == "naive" else norm
+        name = "batch" if "naive" in norm else norm
         self.norm_ih, self.norm_hh, self.norm_c = (make_norm(name, n, 0) for n in (4 * width, 4 * width, width))
+        if "small" in norm:
+            for own in (self.norm_ih, self.norm_hh, self.norm_c):
+                nn.init.constant_(cast(Tensor, own.weight), SMALL)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Return the hidden states of all steps of (steps, batch, inputs), and the last hidden and cell states."""
