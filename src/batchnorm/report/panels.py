@@ -201,7 +201,7 @@ class Scale:
         if self.log:
             stride = max(1, math.ceil((self.high - self.low) / most))
             found = [10.0**p for p in range(math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9) + 1, stride)]
-            if len(found) < 2:
+            if len(found) < 2 or self.high - self.low < 2:
                 decades = range(math.floor(self.low), math.ceil(self.high) + 1)
                 steps = [m * 10.0**p for p in decades for m in (1, 2, 5)]
                 found = [v for v in steps if self.low - 1e-9 <= math.log10(v) <= self.high + 1e-9]

@@ -135,7 +135,11 @@ CLAIM = Claim(
     title="The jitter of small batches enlarges margins",
     statement="The fewer examples share the statistics of BN, the further the decision boundary is from the training "
     "images.",
-    source=Source("Balestriero & Baraniuk 2022", "arXiv:2209.14778"),
+    source=Source(
+        "Balestriero & Baraniuk 2022",
+        "arXiv:2209.14778",
+        "an argument: the jitter of the boundaries from batch to batch acts as dropout does",
+    ),
     rule="Confirmed if the 95% intervals of the ratio of the median adversarial distances of training images, "
     "statistics over 4 examples / over 128, are above 1 both at each one's own best rate and at the same rate; refuted "
     "if one is below.",

@@ -132,7 +132,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
             Line(
                 way, part.result["epochs"], [statistics.median(r[way] for r in row) for row in rows], colour,
                 low=[min(r[way] for r in row) for row in rows], high=[max(r[way] for r in row) for row in rows],
-                named_at=early, opacity=0.12,
+                named_at=early, nudge=22 if early < 1 and way == "own batch" else 0, opacity=0.12,
             )
             for way, colour in WAYS.items()
         ]  # fmt: skip

@@ -138,7 +138,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
         at = part.result["rate"]
         keys = ("loss", "noisy", "gap", "accuracy")
         *figures, right = (statistics.median(values(part, key, at) or [float("nan")]) for key in keys)
-        rows.append((arm, f"{at:g}", *(f"{figure:.3f}" for figure in figures), f"{right:.1%}"))
+        rows.append((arm, f"{at:g}", *(f"{figure:.2g}" for figure in figures), f"{right:.1%}"))
     columns = ("arm", "rate", "training loss, evaluation", "training loss, training mode", "gap", "test accuracy")
     table = Table("Each arm at its best rate", "Medians of the fresh seeds.", columns, tuple(rows), (1, 2, 3, 4, 5))
     sentence = "Losses after training on a small set; medians of the seeds and their span."
