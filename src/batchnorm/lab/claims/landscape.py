@@ -119,8 +119,8 @@ CLAIM = Claim(
     "networks, rate 0.1; at 20 steps, evenly in log time, the loss and its gradient at 1/2 to 4 times the rate along "
     "the gradient.",
     limits="One rate for both networks, as in the paper, and steps along the gradient only. At the same step the "
-    "network with BN has the lower loss, and a lower loss has smaller bands by itself. The correction takes the norms at the "
-    "start as the unit. A smoother loss is not shown to be the cause of faster training.",
+    "network with BN has the lower loss, and a lower loss has smaller bands by itself. The correction takes the "
+    "norms at the start as the unit. A smoother loss is not shown to be the cause of faster training.",
     retelling="“The raw bands show that BN makes the loss smoother”: alone they cannot, because weights in front of BN "
     "can be scaled without changing the network, and the bands change with them. Corrected for that, the difference "
     "can be judged.",
