@@ -178,8 +178,8 @@ def judge(parts: Sequence[Part]) -> Judgement:
     name = names()[-1]
     middle = {key: statistics.median(seed[name][key] for seed in seeds) for key in seeds[0][name]}
     return judged(
-        f"The error of a {name} is {middle['away'] / middle['home']:.1f} times that at home in another "
-        "region, "
+        f"In two dimensions the error of a network is {middle['away'] / middle['home']:.1f} times that at home in "
+        "another region, "
         f"{middle['away, refitted'] / middle['home']:.1f} after refitting, "
         f"{middle['away, standardised anew'] / middle['home']:.1f} with inputs standardised anew; after a change of "
         "units "
