@@ -185,6 +185,6 @@ CLAIM = Claim(
     limits="A small fully connected encoder and few steps; the papers train large convolutional ones for days, in "
     "which there is more to gain by cheating, and time to learn it. What is judged here says nothing of those. "
     "MoCo's queue and its slow key encoder are not here. Statistics of few examples are also noise, which raises the "
-    "loss by itself. Version 1 had both views in one pass, which MoCo has not: there the loss was higher a device.",
+    "loss by itself. Version 1 had both views in one pass, unlike MoCo: there the loss was higher than shuffled.",
     version=2,
 )

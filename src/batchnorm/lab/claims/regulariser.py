@@ -100,8 +100,8 @@ def judge(parts: Sequence[Part]) -> Judgement:
     best = {arm: values(part, "accuracy", part.result["rate"]) for arm, part in arms.items()}
     middle = {arm: statistics.median(own) if own else 0.0 for arm, own in best.items()}
     return judged(
-        f"Groups of {GROUPS[0]} instead of {GROUPS[-1]} change the training loss from "
-        f"{statistics.median(loss[WHOLE]):.3f} to {statistics.median(loss[SMALLEST]):.3f}, the gap from "
+        f"At rate {rate:g} groups of {GROUPS[0]} instead of {GROUPS[-1]} change the training loss from "
+        f"{statistics.median(loss[WHOLE]):.2g} to {statistics.median(loss[SMALLEST]):.2g}, the gap from "
         f"{statistics.median(gap[WHOLE]):.3f} to {statistics.median(gap[SMALLEST]):.3f}; accuracy is "
         f"{middle[WHOLE]:.1%} "
         f"with BN, {middle['BN and dropout']:.1%} with dropout too, {middle['dropout']:.1%} with dropout alone.",
@@ -135,12 +135,10 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     panel = Panel(f"loss at rate {rate:g}", tuple(lines), "examples that share statistics", x_log=True, y_log=True)
     colours, every = ("purple", "green", "ink"), []
     for arm, colour in zip(GHOSTS, colours, strict=True):
-        own = [(at, values(arms[arm], "test", at)) for at in RATES]
-        known = [(at, losses) for at, losses in own if losses]
-        low, high = [min(losses) for _, losses in known], [max(losses) for _, losses in known]
-        middle = [statistics.median(losses) for _, losses in known]
-        name = arm.removeprefix("BN, ")
-        every.append(Line(name, [at for at, _ in known], middle, colour, low=low, high=high, opacity=0.15))
+        known = {at: losses for at in RATES if (losses := values(arms[arm], "test", at))}
+        low, high = ([end(losses) for losses in known.values()] for end in (min, max))
+        middle = [statistics.median(losses) for losses in known.values()]
+        every.append(Line(arm.removeprefix("BN, "), list(known), middle, colour, low=low, high=high, opacity=0.15))
     rates = Panel("test loss at every rate", tuple(every), "learning rate", x_log=True)
     rows = []
     for arm, part in arms.items():

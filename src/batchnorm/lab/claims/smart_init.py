@@ -69,6 +69,7 @@ def set_once(network: Layered, points: Tensor, means: float) -> float:
     """Set scales and a share of the means, those of the points; return the mean distance to all units' boundaries."""
     h, distances = points, []
     for linear, norm in zip(network.linears[:-1], network.norms, strict=True):
+        assert isinstance(linear, nn.Linear)
         z = linear(h)
         mean = means * z.mean(0)
         distances.append(((z - mean).abs() / linear.weight.norm(dim=1)).mean())
