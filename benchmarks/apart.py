@@ -13,7 +13,7 @@ import torch
 
 import batchnorm as bn
 from batchnorm.records import Measurement
-from batchnorm.transforms.accelerate import in_layout
+from batchnorm.transforms.layout import in_layout
 from networks import MobileNetV2, ResNet18, training_step, without_norms
 
 SUBJECTS = {"ResNet-18, 32x32": (ResNet18, 32), "MobileNetV2, 64x64": (MobileNetV2, 64)}

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import batchnorm as bn
-from batchnorm.transforms.accelerate import measure
 from batchnorm.transforms.outputs import difference
+from batchnorm.transforms.timing import measure
 from networks import MobileNetV2, PreActResNet18, ResNet18
 
 SUBJECTS = {

@@ -20,7 +20,8 @@ import torch.nn.functional as F
 import batchnorm as bn
 from apart import train_apart
 from batchnorm.records import RecordFile
-from batchnorm.transforms.accelerate import in_layout, measure
+from batchnorm.transforms.layout import in_layout
+from batchnorm.transforms.timing import measure
 from inference import infer
 from networks import MobileNetV2, ResNet18, training_step, without_norms
 

@@ -26,7 +26,7 @@ app = typer.Typer(
     name="batchnorm",
     help="Batch Normalization for PyTorch: see what it buys, check and transform networks with it, make it fast.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 for command in (race, watch_demo, figure1, landscape, claims, report, check, explain, rules, calibrate, fold, bench):

@@ -2,15 +2,17 @@
 
 import copy
 import json
+import sys
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 import batchnorm as bn
-from batchnorm.transforms import accelerate as module
-from batchnorm.transforms.accelerate import in_layout
+from batchnorm.transforms import timing
 from batchnorm.transforms.gradients import apart, step
+from batchnorm.transforms.layout import in_layout
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,7 @@ def pretend(monkeypatch, fastest):
         seconds = {name: 1.0 if name == fastest else 2.0 for name in contenders}
         return tuple(bn.records.Measurement("time", {"contender": n}, (s,) * steps, "s") for n, s in seconds.items())
 
-    monkeypatch.setattr(module, "measure", measure)
+    monkeypatch.setattr(sys.modules["batchnorm.transforms.accelerate"], "measure", measure)
 
 
 def test_the_function_is_kept_and_the_ratio_reported():
@@ -98,10 +100,79 @@ def test_a_model_without_convolutions_has_one_layout():
     assert len(losses) == 2 * (2 + 2)
 
 
-def test_a_model_in_evaluation_mode_stays_in_it():
-    model = network().eval()
-    faster, _ = bn.accelerate(model, torch.randn(4, 3, 10, 10), steps=1, seconds=0)
-    assert not any(m.training for m in faster.modules())
+INFERENCE = ["as it was", "folded", "folded, channels_last"]
+
+
+def preactivated():
+    """The second BN layer cannot be folded: a convolution that pads follows it."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1)
+    )
+
+
+def with_statistics(model):
+    """Statistics, gamma and beta that an identity does not have."""
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            for tensor in (layer.running_mean, layer.running_var, layer.weight.data, layer.bias.data):
+                tensor.uniform_(0.5, 1.5)
+    return model.eval()
+
+
+@pytest.mark.parametrize("make", [network, preactivated])
+@pytest.mark.parametrize("chosen", INFERENCE)
+def test_inference_is_folded(monkeypatch, make, chosen):
+    model, x = with_statistics(make()), torch.randn(4, 3, 10, 10)
+    before = copy.deepcopy(model.state_dict())
+    pretend(monkeypatch, chosen)
+    faster, report = bn.accelerate(model, x, steps=9, seconds=0)
+    assert [m.setting["contender"] for m in report.times] == INFERENCE
+    assert report.chosen == chosen
+    assert not any(m.training for m in (*model.modules(), *faster.modules()))
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    torch.testing.assert_close(faster(x), model(x))
+    norms = [layer for layer in faster.modules() if isinstance(layer, nn.BatchNorm2d)]
+    if chosen == "as it was":
+        assert report.certificate is None
+        assert "an inference takes" in str(report)
+    else:
+        assert report.certificate.relative < 1e-4
+        assert report.gradients is None
+        assert "2.00 times as fast" in str(report)
+        assert [type(layer) for layer in norms] == [bn.BatchNorm2d] * (make is preactivated)
+        assert [layer.activation for layer in norms] == ["relu"] * (make is preactivated)
+    wanted = torch.channels_last if "channels_last" in chosen else torch.contiguous_format
+    assert faster[0].weight.is_contiguous(memory_format=wanted)
+
+
+def test_inference_is_compiled_if_asked(monkeypatch):
+    model, x = with_statistics(network()), torch.randn(4, 3, 10, 10)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    pretend(monkeypatch, "folded, channels_last, compiled")
+    faster, report = bn.accelerate(model, x, steps=9, seconds=0, compile=True)
+    names = [f"{name}{suffix}" for suffix in ("", ", compiled") for name in INFERENCE[1:]]
+    assert [m.setting["contender"] for m in report.times] == ["as it was", *names]
+    assert graphs
+    assert not any("batch_norm" in str(node.target) for graph in graphs for node in graph.graph.nodes)
+    torch.testing.assert_close(faster(x), model(x))
+    assert "torch.compile" in str(report)
+
+
+def test_what_is_of_the_other_mode_is_refused():
+    model, x = network(), torch.randn(4, 3, 10, 10)
+    with pytest.raises(bn.BatchNormError, match=r"compile=True is for inference.*call model\.eval"):
+        bn.accelerate(model, x, compile=True)
+    with pytest.raises(bn.BatchNormError, match=r"loss= is for training.*call model\.train"):
+        bn.accelerate(model.eval(), x, loss=torch.sum)
+    with pytest.raises(bn.BatchNormError, match="optimizer= is for training"):
+        bn.accelerate(model, x, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def timed(**found):
@@ -124,14 +195,14 @@ def timed(**found):
     ],
 )
 def test_only_what_noise_does_not_explain_is_a_gain(samples, chosen):
-    assert module.fastest(timed(fused=samples)) == chosen
+    assert timing.fastest(timed(fused=samples)) == chosen
 
 
 def test_of_those_that_gain_the_largest_is_taken_and_a_layout_has_to_be_worth_it():
-    assert module.fastest(timed(fused=[80.0] * 12, channels_last=[60.0] * 12)) == "channels_last"
-    assert module.fastest(timed(fused=[80.0] * 12, channels_last=[79.0] * 12)) == "fused"
+    assert timing.fastest(timed(fused=[80.0] * 12, channels_last=[60.0] * 12)) == "channels_last"
+    assert timing.fastest(timed(fused=[80.0] * 12, channels_last=[79.0] * 12)) == "fused"
     mixed = [50.0] * 8 + [101.0] * 4
-    assert module.fastest(timed(fused=[80.0] * 12, channels_last=mixed)) == "fused"
+    assert timing.fastest(timed(fused=[80.0] * 12, channels_last=mixed)) == "fused"
 
 
 def test_noise_alone_hardly_ever_moves_a_model():
@@ -141,7 +212,7 @@ def test_noise_alone_hardly_ever_moves_a_model():
         was, *ways = (100 + 30 * torch.rand(4, 21, generator=draw)).tolist()
         times = timed(**dict(zip(("fused", "channels_last", "both"), ways, strict=True)))
         first = bn.records.Measurement("time", {"contender": "as it was"}, tuple(was), "s")
-        moved += module.fastest((first, *times[1:])) != "as it was"
+        moved += timing.fastest((first, *times[1:])) != "as it was"
     assert moved <= 6  # 2 % of 300
 
 
@@ -191,7 +262,7 @@ def test_with_a_clock_of_its_own(monkeypatch, stock, stock_last, ours, ours_last
     monkeypatch.setattr(Costly, "clock", clock)
     monkeypatch.setattr(Costly, "costs", {("stock", False): stock, ("stock", True): stock_last,
                                           ("ours", False): ours, ("ours", True): ours_last})  # fmt: skip
-    monkeypatch.setattr(module, "clock", clock)
+    monkeypatch.setattr(timing, "clock", clock)
     model, x = Costly(), torch.randn(4, 3, 6, 6)
     faster, report = bn.accelerate(model, x, seconds=0, steps=21)
     assert [m.setting["contender"] for m in report.times] == WAYS
@@ -208,5 +279,5 @@ def test_with_a_clock_of_its_own(monkeypatch, stock, stock_last, ours, ours_last
 def test_every_way_follows_every_other():
     order = []
     names = ["a", "b", "c"]
-    module.measure({name: lambda name=name: order.append(name) for name in names}, steps=3, warm_up=0, seconds=-1)
+    timing.measure({name: lambda name=name: order.append(name) for name in names}, steps=3, warm_up=0, seconds=-1)
     assert ["".join(order[i : i + 3]) for i in range(0, 9, 3)] == ["abc", "bca", "cab"]

@@ -18,6 +18,7 @@ from batchnorm.report.sections import Line, Panel, Panels
 
 WIDE, TWO_WIDE = 340, 430  # of one chart of three in a row, or of two; a page scales it to its column
 LEFT, RIGHT, TOP, BELOW = 46, 10, 30, 38
+ROOM = 90  # for the name of a line that ends early
 EDGE, GAP = 20, 26  # of the file with all of them
 DASHES = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "11 4", "points": ""}
 SLOT, HOLD = 0.7, 3  # seconds of a frame, and for how many more the last one stays
@@ -111,7 +112,7 @@ def drawn(panel: Panel, wide: int, high: int) -> Iterator[str]:
         yield text(LEFT - 6, at + 4, label, "soft small end")
     for value, label in across.ticks(4, False):
         yield text(min(across(value), wide - RIGHT - 8), high - BELOW + 16, label, "soft small middle")
-    yield from strokes(panel.lines, wide, across, down)
+    yield from strokes(panel.lines, across, down)
     slots = len(panel.frames) + HOLD
     for number, frame in enumerate(panel.frames):
         last = number == len(panel.frames) - 1
@@ -120,7 +121,7 @@ def drawn(panel: Panel, wide: int, high: int) -> Iterator[str]:
             f'<g class="frame{" last" if last else ""}" style="animation-name:{turn}-{slots};'
             f'animation-duration:{SLOT * slots:g}s;animation-delay:{delay:.3g}s">'
         )
-        yield from strokes(frame, wide, across, down)
+        yield from strokes(frame, across, down)
         yield "</g>"
     if panel.frames:
         yield f"<style>{turning(slots)}</style>"
@@ -141,7 +142,7 @@ def turning(slots: int) -> str:
     return f"{''.join(rules)}{paused}@media(prefers-reduced-motion:reduce){still}@media print{still}"
 
 
-def strokes(lines: Sequence[Line], wide: int, across: Scale, down: Scale) -> Iterator[str]:
+def strokes(lines: Sequence[Line], across: Scale, down: Scale) -> Iterator[str]:
     """Draw areas, then lines, then names."""
     for line in lines:
         if line.low:
@@ -158,7 +159,7 @@ def strokes(lines: Sequence[Line], wide: int, across: Scale, down: Scale) -> Ite
                 f'<path class="line" d="{path}" stroke-width="{line.width:g}"{dash} '
                 f'style="stroke:var(--{line.colour})"/>'
             )
-    yield from names(lines, wide, across, down)
+    yield from names(lines, across, down)
 
 
 class Scale:
@@ -258,9 +259,9 @@ def area(across: Callable[[float], float], down: Callable[[float], float], line:
     return f"M{'L'.join(there + back)}Z" if known else ""
 
 
-def names(lines: Sequence[Line], wide: int, across: Scale, down: Scale) -> Iterator[str]:
+def names(lines: Sequence[Line], across: Scale, down: Scale) -> Iterator[str]:
     """Write each line's name near its last value, one below the other where they would meet, or where it asks for."""
-    last: list[tuple[float, str, str]] = []
+    last: list[tuple[float, str, str, float]] = []
     for line in lines:
         values = line.y or (line.low if line.nudge > 0 else line.high)
         known = [(x, v) for x, v in zip(line.x, values, strict=True) if v is not None and math.isfinite(v)]
@@ -271,12 +272,12 @@ def names(lines: Sequence[Line], wide: int, across: Scale, down: Scale) -> Itera
         if line.named_at < 1:
             yield written(across(x), at, line.name, line.colour, "middle")
         else:
-            last.append((at, line.colour, line.name))
+            last.append((at, line.colour, line.name, max(across(x), LEFT + ROOM)))
     lowest, at = down.begin - 3 - 15 * len(last), -math.inf
-    for y, colour, name in sorted(last):
+    for y, colour, name, end in sorted(last):
         lowest += 15
         at = min(max(y, at + 15), max(lowest, at + 15))
-        yield written(wide - RIGHT - 4, at, name, colour, "end")
+        yield written(end - 4, at, name, colour, "end")
 
 
 def written(x: float, y: float, name: str, colour: str, anchor: str) -> str:

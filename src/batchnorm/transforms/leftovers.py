@@ -15,9 +15,9 @@ from batchnorm.calling import call_with
 from batchnorm.nested import fresh
 from batchnorm.preserve import untouched
 from batchnorm.records import Change
-from batchnorm.transforms.accelerate import measure
 from batchnorm.transforms.affine import affine_of
 from batchnorm.transforms.outputs import Forward
+from batchnorm.transforms.timing import measure
 
 LEFTOVERS = ("keep", "measure", "scale")
 _WORTH = 0.95  # of the layer's time: less of a gain is noise

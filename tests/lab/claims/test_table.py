@@ -39,7 +39,7 @@ def test_a_claim_is_whole(name, capsys):
 
 @pytest.mark.parametrize("name", [claim.name for claim in all_claims() if not claim.command])
 def test_a_claim_has_a_test_of_its_rule(name):
-    test = Path(__file__).parent / f"test_{name.replace('-', '_')}.py"
+    test = Path(__file__).parent / f"test_claim_{name.replace('-', '_')}.py"
     assert "check_rule(" in test.read_text(encoding="utf-8")
 
 

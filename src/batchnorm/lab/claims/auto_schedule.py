@@ -115,7 +115,7 @@ def draw(parts: Sequence[Part]) -> list[Section]:
             lines.append(Line("", at, guide, "ink", "dash", 1.4))
             panels.append(Panel(f"{kind}, {part.options['labels']}", tuple(lines), "step", x_log=True, y_log=True))
     sentence = "Plain SGD at constant rates; dashed: t^(1/4), and t^(-1/2) for the effective rate, lr / ||w||^2."
-    return [Panels("A schedule that nobody set", sentence, tuple(panels), columns=2)]
+    return [Panels("The effective rate decays by itself", sentence, tuple(panels), columns=2)]
 
 
 CLAIM = Claim(

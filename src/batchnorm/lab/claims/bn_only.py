@@ -117,9 +117,9 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     """Bars of accuracy, curves over steps and over rates."""
     results = {part.options["arm"]: part.result for part in parts}
     counts = ", ".join(f"{arm}: {result['trained']:,}" for arm, result in results.items())
-    said = f"What is trained of a random network: medians of fresh seeds. How many numbers these are: {counts}."
+    sentence = f"What is trained of a random network: medians of fresh seeds. How many numbers these are: {counts}."
     return [
-        accuracy_bars("Only gamma and beta", said, results, COLORS),
+        accuracy_bars("Only gamma and beta", sentence, results, COLORS),
         Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 2, 320),
     ]
 
@@ -146,6 +146,7 @@ CLAIM = Claim(
     "32; 7 rates from 0.001 to 1 on 3 tuning seeds, chosen on held-out training images. Two controls: two random "
     "weights of each unit instead of its gamma and beta, and the last layer alone. Quick: 8 blocks of 32 units on the "
     "bundled digits, 600 steps; full: 20 blocks of 64 on Fashion-MNIST, 20,000 steps.",
-    limits="Digits are easy: random features and a trained last layer go far, so the room between the arms is small. "
-    "The paper's networks are deep and convolutional, where a unit's gamma and beta act on a whole feature map.",
+    limits="Digits are easy, so that a few thousand numbers of any kind may do, and the room above them is small. The "
+    "paper's networks are deep and convolutional: there gamma and beta act on a whole feature map, and two weights on "
+    "two of hundreds of inputs, here on two of a few dozen. Few steps: the arms may differ in speed.",
 )

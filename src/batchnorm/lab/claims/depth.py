@@ -19,7 +19,7 @@ from batchnorm.report.sections import Line, Panel, Panels, Section, Table
 
 ARMS = {"without BN": "none", "with BN": "ours", "SkipInit": "none"}
 COLORS = {"without BN": "vermillion", "with BN": "blue", "SkipInit": "green"}
-RATES = (1e-9, 1e-6, 0.001, 0.01, 0.1)  # the low ones for what diverges at the others
+RATES = (1e-9, 1e-6, 0.003, 0.03, 0.3)  # the low ones for what diverges at the others
 HUNDREDS = 100  # layers from which on a network is judged
 LEARNED = TRAINED / 10  # three times chance
 
@@ -28,7 +28,7 @@ def parts(budget: str) -> list[dict[str, Any]]:
     """One part for each network and depth."""
     quick = budget == "quick"
     depths = (10, 100, 400) if quick else (10, 30, 100, 300, 1000)
-    amounts = {"width": 16, "steps": 200, "seeds": 5} if quick else {"width": 32, "steps": 3000, "seeds": 10}
+    amounts = {"width": 16, "steps": 300, "seeds": 5} if quick else {"width": 32, "steps": 3000, "seeds": 10}
     return [{"arm": arm, "layers": layers, **amounts} for layers in depths for arm in ARMS]
 
 
@@ -106,10 +106,10 @@ def draw(parts: Sequence[Part]) -> list[Section]:
         lost = f"{part.result['diverged']} of {len(values)}"
         words = (f"{part.options['layers']:,}", part.options["arm"])
         rows.append((*words, rate, f"{statistics.median(values):.1%}", lost))
-    said = "Residual networks, each at its own best rate: the median of fresh seeds and their span. Chance is 10%."
+    sentence = "Residual networks, each at its own best rate: the median of fresh seeds and their span. Chance is 10%."
     columns = ("layers", "network", "rate", "accuracy", "diverged")
     return [
-        Panels("Hundreds of layers", said, panels, columns=2, height=320),
+        Panels("Hundreds of layers", sentence, panels, columns=2, height=320),
         Table("Figures", "Medians of fresh seeds.", columns, tuple(rows), (0, 2, 3)),
     ]
 
@@ -134,10 +134,11 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     method="Residual networks of fully connected layers on the bundled digits, He initialisation, plain SGD, batches "
-    "of 32; 5 rates from 1e-9 to 0.1 on 3 tuning seeds, chosen on held-out training images. Quick: 10, 100 and 400 "
-    "layers of 16 units, 200 steps; full: up to 1,000 layers, 32 units, 3,000 steps.",
+    "of 32; 5 rates from 1e-9 to 0.3 on 3 tuning seeds, chosen on held-out training images. Quick: 10, 100 and 400 "
+    "layers of 16 units, 300 steps; full: up to 1,000 layers, 32 units, 3,000 steps.",
     limits="It learns, that is all: few steps, which 400 layers feel the most, small images, narrow layers. Rates are "
-    "far apart, the same ones for all networks. The "
-    "branches without BN begin at full size; one scalar on each that begins at 0 (SkipInit), shown beside, is another "
-    "remedy. Deep networks without skips are another matter: BN makes their gradients explode (claim explosion).",
+    "far apart, the same ones for all networks. The branches without BN begin at full size; one scalar on each that "
+    "begins at 0 (SkipInit), shown beside, is another remedy. Deep networks without skips are another matter: BN "
+    "makes their gradients explode (claim explosion).",
+    version=2,  # in the first, the highest rate, 0.1, was the best one with BN
 )

@@ -127,10 +127,8 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     sentence = "Predicted, dashed: sqrt(2 lr wd / (1 + momentum)), which knows no data. Angles in radians, medians."
     columns = ("rate", "decay", "momentum", "predicted", "measured", "ratio")
     return [
-        Panels("The angle is set before training", sentence, tuple(panels), columns=2, height=300),
-        Table(
-            "Predicted and measured", "Angles in radians, medians of the seeds.", columns, tuple(rows), tuple(range(6))
-        ),
+        Panels("Predicted and measured angles", sentence, tuple(panels), columns=2, height=300),
+        Table("All settings", "Angles in radians, medians of the seeds.", columns, tuple(rows), tuple(range(6))),
     ]
 
 
@@ -170,7 +168,6 @@ CLAIM = Claim(
     "square, over layers and every fifth step of the last 30% of training.",
     limits="The decays are larger than usual, so that the equilibrium is reached in few steps: it takes several times "
     "1 / (lr wd) of them, and before that the angle is another one. With the decays in use that is a large part of "
-    "training. Where the gradients of a layer's steps are "
-    "correlated, the prediction is rougher.",
+    "training. Where the gradients of a layer's steps are correlated, the prediction is rougher.",
     version=2,  # in the first, one setting was not in equilibrium when it was measured: 1.2 / (lr wd) steps
 )

@@ -70,7 +70,7 @@ def squared_gradients(arm: str, depth: int, width: int, batch: int, seed: int) -
 
 
 def factor(squares: Sequence[float]) -> float:
-    """Return by what the squared gradient grows a layer on the way back: the slope of a line through the logarithms.
+    """Return by what the squared gradient grows a layer, backward: the slope of a line through the logarithms.
 
     >>> round(factor([2.0**-layer for layer in range(20)]), 6)
     2.0
@@ -92,7 +92,7 @@ def judge(parts: Sequence[Part]) -> Judgement:
     depth = len(parts[0].result["squares"][0])
     over = {part.options["arm"]: statistics.median(number(row[0]) for row in part.result["squares"]) for part in parts}
     return judged(
-        f"With BN the squared gradient grows {estimates[0].value:.3f} times a layer on the way back (theory: "
+        f"With BN the squared gradient grows {estimates[0].value:.3f} times a layer in the backward pass (theory: "
         f"{THEORY:.3f}), {over[PLAIN]:,.0f} times over {depth} layers; with skips {estimates[2].value:.3f} times a "
         f"layer, {over[SKIPS]:,.0f} times over all.",
         estimates,
@@ -111,14 +111,14 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     lines.append(Line("", range(1, depth + 1), theory, "ink", "dash", 1.4))
     panel = Panel("squared gradient, in units of the last layer's", tuple(lines), "layer", y_log=True)
     sentence = "Gradients go from the last layer to the first, here to the left; dashed: pi / (pi - 1) a layer."
-    return [Panels("Gradients on their way back", sentence, (panel,), columns=1, height=340)]
+    return [Panels("Gradients in the backward pass", sentence, (panel,), columns=1, height=340)]
 
 
 CLAIM = Claim(
     name="explosion",
     question="costs",
     title="BN without skips makes gradients explode at initialisation",
-    statement="In a plain ReLU network with BN the squared gradient grows 1.467 times a layer on the way back at "
+    statement="In a plain ReLU network with BN the squared gradient grows 1.467 times a layer in the backward pass at "
     "initialisation, and skip connections take most of this growth away.",
     source=Source(
         "Yang et al. 2019, A mean field theory of Batch Normalization",

@@ -107,8 +107,8 @@ def draw(parts: Sequence[Part]) -> list[Section]:
             for name, own in ((name, part.result[name]) for name in COLORS)
         ]
         title = f"Figure 1, {WORDS[part.options['init']]}"
-        said = "The 15th, 50th and 85th percentiles of the unit whose drift is the median one."
-        sections.append(Panels(title, said, tuple(panels), columns=3, height=280))
+        sentence = "The 15th, 50th and 85th percentiles of the unit whose drift is the median one."
+        sections.append(Panels(title, sentence, tuple(panels), columns=3, height=280))
     panels = [
         Panel(WORDS[part.options["init"]], lines(part, "sweep"), "learning rate", x_log=True, percent=True)
         for part in parts
@@ -143,8 +143,8 @@ def table(parts: Sequence[Part]) -> Table:
             own = part.result[name]
             read, moved = statistics.median(own["accuracies"]), statistics.median(own["drifts"])
             rows.append((WORDS[part.options["init"]], name, f"{own['rate']:g}", f"{read:.1%}", f"{moved:.2f}"))
-    said = "Medians of fresh seeds, each network at its own best rate."
-    return Table("Figures", said, ("start", "network", "rate", "accuracy", "drift"), tuple(rows), (2, 3, 4))
+    sentence = "Medians of fresh seeds, each network at its own best rate."
+    return Table("Figures", sentence, ("start", "network", "rate", "accuracy", "drift"), tuple(rows), (2, 3, 4))
 
 
 CLAIM = Claim(

@@ -22,6 +22,7 @@ from batchnorm.report.sections import Line, Panel, Panels, Section
 RATES = tuple(float(f"{10 ** (exponent / 2):.3g}") for exponent in range(-8, 4))  # 1e-4 to 31.6
 ARMS = {"without BN": "none", "with BN": "ours"}
 COLORS = {"without BN": "vermillion", "with BN": "blue"}
+NAMED = {"without BN": 0.1, "with BN": 0.65}  # where each is the better one
 SHARE = 0.9  # of the arm's best accuracy: a rate that reaches it works
 WIDER = math.log10(2)  # decades: a range that is twice as wide
 
@@ -79,9 +80,8 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     for part in parts:
         arm, columns = part.options["arm"], list(zip(*part.result["accuracies"], strict=True))
         middle = [sorted(column)[(len(column) - 1) // 2] for column in columns]
-        lines.append(
-            Line(arm, RATES, middle, COLORS[arm], low=[min(c) for c in columns], high=[max(c) for c in columns])
-        )
+        low, high = [min(column) for column in columns], [max(column) for column in columns]
+        lines.append(Line(arm, RATES, middle, COLORS[arm], low=low, high=high, named_at=NAMED[arm]))
     panel = Panel("best accuracy", tuple(lines), "learning rate", x_log=True, percent=True)
     sentence = "The median of the seeds and their span; a network that diverged counts as 0."
     return [Panels("Learning rates that work", sentence, (panel,), columns=1, height=340)]

@@ -55,8 +55,8 @@ class LpNorm(nn.Module):
         scale = sizes.amax(0) if self.p == float("inf") else sizes.pow(self.p).mean(0).pow(1 / self.p)
         scale = scale + self.eps
         with torch.no_grad():
-            self.mean.lerp_(mean, self.momentum)
-            self.scale.lerp_(scale, self.momentum)
+            self.mean.add_(self.momentum * (mean - self.mean))  # lerp has no batching rule
+            self.scale.add_(self.momentum * (scale - self.scale))
         return self.weight * (x - mean) / scale + self.bias
 
 

@@ -15,7 +15,7 @@ from batchnorm.layers.batch import BatchNorm1d
 from batchnorm.report.sections import Line, Panel, Panels, Section, Table
 
 TOLERANCE = 1e-10
-CLEAR = 0.1  # of the largest value: a defect that nobody takes for rounding
+CLEAR = 0.1  # of the largest value: far more than rounding
 SCALES = tuple(float(f"{10 ** (exponent / 4):.3g}") for exponent in range(-8, 9))  # 0.01 to 100
 MODES = ("training", "evaluation")
 DEFECTS = {"scaling": "f(ax) - f(0) = a (f(x) - f(0))", "sums": "f(x + y) - f(0) = f(x) - f(0) + f(y) - f(0)"}
@@ -117,9 +117,9 @@ def draw(parts: Sequence[Part]) -> list[Section]:
         for name in DEFECTS
         for mode in MODES
     ]
-    said = "Ten times the input: ten times the spread in evaluation, the same output in training."
+    sentence = "Ten times the input: ten times the spread in evaluation, the same output in training."
     return [
-        Panels("Not linear in training", said, (panel,), columns=2, height=320),
+        Panels("Not linear in training", sentence, (panel,), columns=2, height=320),
         Table(
             "By how much linearity fails", "Largest defect.", ("would hold if linear", "mode", "defect"), tuple(rows)
         ),

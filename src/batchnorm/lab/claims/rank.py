@@ -151,8 +151,7 @@ CLAIM = Claim(
     source=Source(
         "Daneshmand et al. 2020 and 2021",
         "arXiv:2003.01652, arXiv:2106.03970",
-        "Theorems: with BN the rank stays at least of the order of the root of the width at any depth, and the "
-        "orthogonality gap decays exponentially with depth, to a floor that falls with the width.",
+        "Theorems: with BN the rank stays of the order of the root of the width, and the gap decays with depth.",
     ),
     rule="Confirmed if the 95% intervals, at the last of the wide linear layers, say: the stable rank without BN is "
     "below 2 (one direction has more than half of the energy), with BN above the root of the batch size, and the gap "

@@ -71,9 +71,9 @@ def judge(parts: Sequence[Part]) -> Judgement:
 def draw(parts: Sequence[Part]) -> list[Section]:
     """Bars of accuracy, curves over steps and over rates."""
     results = {part.options["arm"]: part.result for part in parts}
-    said = "An LSTM that reads an image piece by piece, each at its own best rate: medians of fresh seeds."
+    sentence = "An LSTM that reads an image piece by piece, each at its own best rate: medians of fresh seeds."
     return [
-        accuracy_bars("BN in a recurrent network", said, results, COLORS),
+        accuracy_bars("BN in a recurrent network", sentence, results, COLORS),
         Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 2, 320),
     ]
 

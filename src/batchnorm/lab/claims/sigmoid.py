@@ -82,9 +82,9 @@ def judge(parts: Sequence[Part]) -> Judgement:
 def draw(parts: Sequence[Part]) -> list[Section]:
     """Bars of accuracy, curves over steps and over rates."""
     results = {part.options["arm"]: part.result for part in parts}
-    said = f"{LAYERS} layers of sigmoids, each network at its own best rate: medians of fresh seeds. Chance is 10%."
+    sentence = f"{LAYERS} layers of sigmoids, each network at its own best rate: medians of fresh seeds. Chance is 10%."
     return [
-        accuracy_bars("Sigmoids train", said, results, COLORS),
+        accuracy_bars("Sigmoids with BN and without", sentence, results, COLORS),
         Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 2, 320),
     ]
 

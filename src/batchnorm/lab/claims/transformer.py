@@ -17,7 +17,7 @@ from batchnorm.report.sections import Panels, Section
 
 ARMS = {"layer norm": "layer", "batch norm": "batch", "RMS norm": "rms", "DyT": "dyt"}
 COLORS = {"layer norm": "green", "batch norm": "blue", "RMS norm": "orange", "DyT": "purple"}
-RATES = (0.03, 0.1, 0.3)
+RATES = (0.1, 0.3, 1.0)
 
 
 def parts(budget: str) -> list[dict[str, Any]]:
@@ -60,9 +60,9 @@ def judge(parts: Sequence[Part]) -> Judgement:
 def draw(parts: Sequence[Part]) -> list[Section]:
     """Bars of accuracy, curves over steps and over rates."""
     results = {part.options["arm"]: part.result for part in parts}
-    said = "Next characters predicted by a small transformer, each norm at its own best rate: medians of fresh seeds."
+    sentence = "Next characters that a small transformer predicts, each norm at its own best rate: medians of seeds."
     return [
-        accuracy_bars("Norms in a transformer", said, results, COLORS),
+        accuracy_bars("Norms in a transformer", sentence, results, COLORS),
         Panels("Every rate", "The median of the seeds and their span.", two_panels(results, COLORS), 2, 320),
     ]
 
@@ -85,12 +85,14 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     method="A transformer with a norm before each attention and each perceptron, on a generated text of sums and "
-    "nested brackets; SGD with momentum 0.9, cosine schedule, gradients clipped to norm 1, batches of 16 windows; 3 "
-    "rates on 3 tuning seeds, chosen on another text. Quick: 2 blocks of 32 channels, 24 places, 500 steps; full: 4 "
-    "blocks of 64, 64 places, 10,000 steps.",
+    "nested brackets; SGD with momentum 0.9, cosine schedule, gradients clipped to norm 1, batches of 16 windows; "
+    "rates 0.1, 0.3 and 1 on 3 tuning seeds, chosen on another text. Quick: 2 blocks of 32 channels, 24 places, 500 "
+    "steps; full: 4 blocks of 64, 64 places, 10,000 steps.",
     limits="Batch norm averages over all places of all examples, as a stock layer does: in training the statistics of "
     "a place include later characters, a leak that evaluation does not have. The text is generated: its characters "
     "vary less in frequency than words do, to which the paper attributes the fluctuations. Much of it is chance, so "
     "that all norms soon come near to what can be predicted. SGD, not Adam; a small network and few steps, so what "
-    "takes long to show is not seen.",
+    "takes long to show is not seen. A difference that is not clear here says little about words and long training, of "
+    "which the paper speaks.",
+    version=2,  # in the first, the highest rate, 0.3, was the best one
 )

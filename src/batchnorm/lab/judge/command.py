@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchnorm.errors import BatchNormError, printable
-from batchnorm.files import check_target
+from batchnorm.files import check_target, write_atomically
 from batchnorm.report.command import announce, page_named
 from batchnorm.terminal import say
 
@@ -69,7 +69,15 @@ def report(
         ),
     ] = "",
     out: Annotated[
-        str, typer.Option("--out", help="Write the page here; by default claims.html in the store.", metavar="FILE")
+        str,
+        typer.Option(
+            "--out",
+            help="Write the page here, as Markdown if it ends in .md; by default claims.html in the store.",
+            metavar="FILE",
+        ),
+    ] = "",
+    pictures: Annotated[
+        str, typer.Option(help="In Markdown: where the page with the pictures will be.", metavar="ADDRESS")
     ] = "",
     open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
@@ -82,8 +90,11 @@ def report(
       batchnorm lab report --open
 
       batchnorm lab report --store /shared/runs --out pages/claims.html
+
+      batchnorm lab report --out claims.md
     """
     from batchnorm.lab.claims import all_claims
+    from batchnorm.lab.judge.markdown import to_markdown
     from batchnorm.lab.judge.measure import state_of
     from batchnorm.lab.judge.records import COMMAND, to_records
     from batchnorm.lab.runs.store import Store
@@ -97,7 +108,10 @@ def report(
     check_target("--out", page)
     records = to_records([state_of(each, place) for each in all_claims()])
     kept = records.write(page.with_name(RECORDS))
-    announce(write_page([Run(COMMAND, records)], page), open)
+    if page.suffix == ".md":
+        announce(write_atomically(page, to_markdown(records, pictures)), open)
+    else:
+        announce(write_page([Run(COMMAND, records)], page), open)
     say(f"Its records are {kept}")
 
 
@@ -156,7 +170,8 @@ def card(state: State) -> None:
     for estimate in judgement.estimates:
         say(f"    {estimate.outcome}: {estimate}")
     if state.budget:
-        say(f"  measured: budget {state.budget}, {judgement.seeds or 'no'} fresh seeds, {state.seconds:.0f} s")
+        seeds = judgement.seeds or "no"
+        say(f"  measured: budget {state.budget}, {seeds} fresh seeds, {state.seconds:.0f} s of one core")
     say(f"  method: {claim.method}")
     say(f"  limits: {claim.limits}")
     if claim.retelling:

@@ -23,7 +23,7 @@ SENTENCE = (
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{4,5})")
 FIELDS: dict[str, type] = {
     **dict.fromkeys(("name", "title", "statement", "rule", "method", "limits", "retelling", "question"), str),
-    **dict.fromkeys(("command", "outcome", "sentence", "budget"), str),
+    **dict.fromkeys(("command", "outcome", "sentence", "budget", "measured"), str),
     "version": int, "seeds": int, "seconds": float, "source": dict, "estimates": list, "sections": list,
 }  # fmt: skip
 
@@ -70,7 +70,7 @@ def entry(claim: Mapping[str, Any]) -> Entry:
     card = [("Claim", claim["statement"]), ("Rule", claim["rule"]), ("Method", claim["method"])]
     card += [("Limits", claim["limits"])]
     if claim["budget"]:
-        card.append(("Measured", f"with the budget {claim['budget']}, in {lasted(claim['seconds'])}"))
+        card.append(("Measured", f"with the budget {claim['budget']}, in {lasted(claim['seconds'])} of one core"))
     source = claim["source"]
     return Entry(
         name=claim["name"],
@@ -101,7 +101,7 @@ def interval(estimate: Estimate) -> Interval:
 
 
 def amounts(claim: Mapping[str, Any]) -> tuple[str, ...]:
-    """Write how many fresh seeds, and how long."""
+    """Write how many fresh seeds, and how long one core takes."""
     if not claim["budget"]:
         return ()
     seeds = claim["seeds"]

@@ -32,8 +32,9 @@ class State:
     budget: str
     parts: tuple[Part, ...]
     judgement: Judgement
-    seconds: float
+    seconds: float  # of the processor: on a busy machine a run takes longer
     machine: Mapping[str, Any] = field(default_factory=dict)  # where the last part ran, and with which versions
+    measured: str = ""  # the day on which the last part began
 
 
 def state_of(claim: Claim, store: Store) -> State:
@@ -47,8 +48,8 @@ def state_of(claim: Claim, store: Store) -> State:
         folders = [store.folder(each) for each in runs]
         if runs and all(folder.finished for folder in folders):
             parts = tuple(part_of(folder) for folder in folders)
-            machine = machine_of(folders[-1])
-            return State(claim, budget, parts, claim.judge(parts), sum(map(seconds_of, folders)), machine)
+            seconds = sum(map(seconds_of, folders))
+            return State(claim, budget, parts, claim.judge(parts), seconds, machine_of(folders[-1]), day_of(folders))
     return State(claim, "", (), not_run(claim), 0.0)
 
 
@@ -59,14 +60,21 @@ def part_of(folder: Folder) -> Part:
 
 
 def seconds_of(folder: Folder) -> float:
-    """Return for how long a run ran, in all its starts."""
-    return sum(float(attempt.get("seconds", 0.0)) for attempt in folder.attempts())
+    """Return how many processor seconds a run took, in all its starts."""
+    return sum(float(attempt.get("cpu_seconds", 0.0)) for attempt in folder.attempts())
+
+
+def day_of(folders: Sequence[Folder]) -> str:
+    """Return the day of the latest start of some runs."""
+    return max((str(attempt.get("started", "")) for folder in folders for attempt in folder.attempts()), default="")[
+        :10
+    ]
 
 
 def machine_of(folder: Folder) -> dict[str, Any]:
     """Return where a run ran, in its last start, without what differs from one start to the next."""
     last = folder.attempts()[-1:] or [{}]
-    return {key: value for key, value in last[0].items() if key not in ("started", "process", "seconds")}
+    return {key: value for key, value in last[0].items() if key not in ("started", "process", "seconds", "cpu_seconds")}
 
 
 def runs_of_claims(claims: Sequence[Claim], budget: str, store: Store) -> list[Folder]:

@@ -41,6 +41,7 @@ def claim_fields(state: State) -> dict[str, Any]:
         "seeds": judgement.seeds,
         "budget": state.budget,
         "seconds": state.seconds,
+        "measured": state.measured,
         "sections": [to_plain(section) for section in claim.draw(state.parts)] if state.parts else [],
     }
 

@@ -42,7 +42,7 @@ def execute(
         threads = attempts[0].get("threads", threads) if attempts else threads
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
-        clock = time.perf_counter()
+        clock, processor = time.perf_counter(), time.process_time()
         attempts.append({"started": now(), "threads": threads, **environment()})
         folder.write("environment.json", attempts)
         try:
@@ -58,6 +58,7 @@ def execute(
         finally:
             torch.set_num_threads(before)
             attempts[-1]["seconds"] = round(time.perf_counter() - clock, 3)
+            attempts[-1]["cpu_seconds"] = round(time.process_time() - processor, 3)
             folder.write("environment.json", attempts)
         (folder.path / "failure.json").unlink(missing_ok=True)
         folder.write("result.json", result)

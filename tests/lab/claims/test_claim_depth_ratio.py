@@ -3,7 +3,7 @@ import math
 import torch
 from rules import check_rule
 from silent import Silent
-from test_race import CURVE, SWEEP, arm
+from test_claim_race import CURVE, SWEEP, arm
 
 from batchnorm.lab.claims import depth_ratio
 from batchnorm.lab.judge.claim import Part
