@@ -20,9 +20,12 @@ WIDE, TWO_WIDE = 340, 430  # of one chart of three in a row, or of two; a page s
 LEFT, RIGHT, TOP, BELOW = 46, 10, 30, 38
 ROOM = 90  # for the name of a line that ends early
 EDGE, GAP = 20, 26  # of the file with all of them
-DASHES = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "11 4"}
+DASHES = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "11 4", "points": ""}
+SLOT, HOLD = 0.7, 3  # seconds of a frame, and for how many more the last one stays
 STYLE = (
     "text{fill:var(--text);font-size:12px}.soft{fill:var(--soft)}.small{font-size:11px}.middle{text-anchor:middle}"
+    ".frame{visibility:hidden;animation-timing-function:step-end;animation-iteration-count:infinite}"
+    ".frame.last{visibility:visible}"
     ".end{text-anchor:end}.head{font-size:13.5px;font-weight:650}.name{font-weight:650}.title{font-size:16px;"
     "font-weight:650}.grid{stroke:var(--line)}.card{fill:var(--card)}.line{fill:none;stroke-linejoin:round}"
 )
@@ -97,8 +100,9 @@ def drawn(panel: Panel, wide: int, high: int) -> Iterator[str]:
     >>> ">loss</text>" in "".join(drawn(Panel("loss", (), "step"), 340, 200))
     True
     """
-    across = Scale([v for line in panel.lines for v in line.x], panel.x_log, LEFT, wide - RIGHT, room=0.0)
-    values = [v for line in panel.lines for part in (line.y, line.low, line.high) for v in part]
+    lines = panel.all_lines
+    across = Scale([v for line in lines for v in line.x], panel.x_log, LEFT, wide - RIGHT, room=0.0)
+    values = [v for line in lines for part in (line.y, line.low, line.high) for v in part]
     down = Scale(values, panel.y_log, high - BELOW, TOP, panel.y_range)
     yield text(8, 14, panel.title, "head")
     yield text((LEFT + wide - RIGHT) / 2, high - 4, panel.x_title, "soft small middle")
@@ -108,18 +112,54 @@ def drawn(panel: Panel, wide: int, high: int) -> Iterator[str]:
         yield text(LEFT - 6, at + 4, label, "soft small end")
     for value, label in across.ticks(4, False):
         yield text(min(across(value), wide - RIGHT - 8), high - BELOW + 16, label, "soft small middle")
-    for line in panel.lines:
+    yield from strokes(panel.lines, across, down)
+    slots = len(panel.frames) + HOLD
+    for number, frame in enumerate(panel.frames):
+        last = number == len(panel.frames) - 1
+        turn, delay = "turn-last" if last else "turn", SLOT * (number - slots)
+        yield (
+            f'<g class="frame{" last" if last else ""}" style="animation-name:{turn}-{slots};'
+            f'animation-duration:{SLOT * slots:g}s;animation-delay:{delay:.3g}s">'
+        )
+        yield from strokes(frame, across, down)
+        yield "</g>"
+    if panel.frames:
+        yield f"<style>{turning(slots)}</style>"
+
+
+def turning(slots: int) -> str:
+    """Return the style of frames that are shown in turn; on paper, and with reduced motion, the last one stands.
+
+    >>> "25%" in turning(4)
+    True
+    """
+    shares = {"turn": 1 / slots, "turn-last": (HOLD + 1) / slots}
+    rules = [
+        f"@keyframes {name}-{slots}{{0%{{visibility:visible}}{100 * share:.5g}%,to{{visibility:hidden}}}}"
+        for name, share in shares.items()
+    ]
+    paused, still = "svg:hover>.frame{animation-play-state:paused}", "{.frame{animation:none!important}}"
+    return f"{''.join(rules)}{paused}@media(prefers-reduced-motion:reduce){still}@media print{still}"
+
+
+def strokes(lines: Sequence[Line], across: Scale, down: Scale) -> Iterator[str]:
+    """Draw areas, then lines, then names."""
+    for line in lines:
         if line.low:
             path = area(across, down, line)
             yield f'<path d="{path}" style="fill:var(--{line.colour})" fill-opacity="{line.opacity:g}"/>'
-    for line in panel.lines:
+    for line in lines:
         if line.y:
             dash = f' stroke-dasharray="{DASHES[line.dash]}"' if DASHES[line.dash] else ""
+            path = course(across, down, line.x, line.y)
+            if line.dash == "points":
+                path = "".join(f"M{place}h0" for place in path[1:].replace("L", "M").split("M"))
+                dash = ' stroke-linecap="round"'
             yield (
-                f'<path class="line" d="{course(across, down, line.x, line.y)}" stroke-width="{line.width:g}"{dash} '
+                f'<path class="line" d="{path}" stroke-width="{line.width:g}"{dash} '
                 f'style="stroke:var(--{line.colour})"/>'
             )
-    yield from names(panel, across, down)
+    yield from names(lines, across, down)
 
 
 class Scale:
@@ -162,7 +202,7 @@ class Scale:
         if self.log:
             stride = max(1, math.ceil((self.high - self.low) / most))
             found = [10.0**p for p in range(math.ceil(self.low - 1e-9), math.floor(self.high + 1e-9) + 1, stride)]
-            if len(found) < 2:
+            if len(found) < 2 or self.high - self.low < 2:
                 decades = range(math.floor(self.low), math.ceil(self.high) + 1)
                 steps = [m * 10.0**p for p in decades for m in (1, 2, 5)]
                 found = [v for v in steps if self.low - 1e-9 <= math.log10(v) <= self.high + 1e-9]
@@ -219,10 +259,10 @@ def area(across: Callable[[float], float], down: Callable[[float], float], line:
     return f"M{'L'.join(there + back)}Z" if known else ""
 
 
-def names(panel: Panel, across: Scale, down: Scale) -> Iterator[str]:
+def names(lines: Sequence[Line], across: Scale, down: Scale) -> Iterator[str]:
     """Write each line's name near its last value, one below the other where they would meet, or where it asks for."""
     last: list[tuple[float, str, str, float]] = []
-    for line in panel.lines:
+    for line in lines:
         values = line.y or (line.low if line.nudge > 0 else line.high)
         known = [(x, v) for x, v in zip(line.x, values, strict=True) if v is not None and math.isfinite(v)]
         if not line.name or not known:

@@ -68,7 +68,8 @@ class Line:
     """A line of a small chart, an area between ``low`` and ``high``, or both; its name is written at its end.
 
     ``named_at`` is another place for the name: a share of the points; there it stands above the line or area, or with a
-    ``nudge`` above 0 below it. ``nudge`` moves the name down.
+    ``nudge`` above 0 below it. ``nudge`` moves the name down. With the dash "points" each value is a dot as wide as the
+    line.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One small chart."""
+    """One small chart; ``frames`` are further lines that are shown in turn, so that the chart moves."""
 
     title: str
     lines: tuple[Line, ...]
@@ -95,6 +96,12 @@ class Panel:
     y_log: bool = False
     y_range: tuple[float, float] | None = None
     percent: bool = False
+    frames: tuple[tuple[Line, ...], ...] = ()
+
+    @property
+    def all_lines(self) -> tuple[Line, ...]:
+        """Return the lines that stand still and those of every frame."""
+        return (*self.lines, *(line for frame in self.frames for line in frame))
 
 
 @dataclass(frozen=True)

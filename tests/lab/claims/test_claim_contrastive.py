@@ -1,8 +1,11 @@
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from rules import check_rule
 
+from batchnorm.distributed.shuffle import shuffled
 from batchnorm.lab.claims import contrastive
 from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import examples
@@ -33,20 +36,17 @@ def test_each_view_is_matched_with_the_other_view_of_its_example():
     assert float(contrastive.matching(z)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_both_views_of_an_example_are_on_one_device(monkeypatch):
+def test_first_and_second_views_share_statistics_with_the_same_others_until_they_are_shuffled(monkeypatch):
     monkeypatch.setattr(contrastive, "view", lambda x, stream: x)
     monkeypatch.setattr(contrastive, "matching", lambda z: z)
-    x = torch.arange(64.0).view(64, 1, 1, 1)
-    seen = []
-
-    def forward(network, views):
-        seen.append(views.flatten())
-        return views.flatten(1)
-
-    back = contrastive.contrast(forward, torch.Generator(), torch.nn.Identity(), x, x)
-    devices = seen[0].view(contrastive.DEVICES, -1)
-    assert [set(device.tolist()) for device in devices] == [{4.0 * d + i for i in range(4)} for d in range(16)]
-    assert torch.equal(back.flatten(), torch.arange(64.0).repeat(2))
+    network = contrastive.Projected(contrastive.LEAKY, 0, 64, [8]).train()
+    assert network.encoder.norms[0].virtual_batch_size == 4
+    x, stream = DATA.train_inputs[: contrastive.BATCH], torch.Generator().manual_seed(0)
+    for shuffle in (False, True):
+        forward = partial(shuffled, generator=stream) if shuffle else lambda network, x: network(x)
+        first, second = contrastive.contrast(forward, stream, network, x, x).detach().chunk(2)
+        assert torch.allclose(first, second, atol=1e-5) != shuffle
+        assert float((first * second).sum(1).mean()) > 0.5  # in the order of their examples
 
 
 def test_views_are_of_the_same_image_moved_by_a_pixel_at_most(monkeypatch):

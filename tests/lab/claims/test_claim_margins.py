@@ -18,6 +18,7 @@ def results_of(kind):
             "rate": 0.3,
             "sweep": [],
             "margins": {name: [middle + each for each in spread] for name in NAMES},
+            "test margins": {name: [0.5] * 10 for name in NAMES},
             "accuracies": {name: [0.95] * 10 for name in NAMES},
         }
 
@@ -30,7 +31,7 @@ def test_the_rule_gives_every_verdict():
 
 def test_a_network_that_diverged_is_no_evidence():
     options = margins.CLAIM.parts("quick")
-    empty = {"rate": 0.3, "sweep": [], "margins": {}, "accuracies": {}}
+    empty = {"rate": 0.3, "sweep": [], "margins": {}, "test margins": {}, "accuracies": {}}
     parts = [margins.Part(own, empty) for own in options]
     assert margins.CLAIM.judge(parts).outcome == "inconclusive"
 
@@ -45,6 +46,7 @@ def test_a_part_measures_the_networks_that_were_trained(tmp_path, monkeypatch):
     for name in (margins.BEST, margins.ALIKE):
         assert len(result["margins"][name]) == len(result["accuracies"][name]) == 1
         assert all(0.2 < accuracy <= 1 for accuracy in result["accuracies"][name])
-        assert all(0 < distance < 8 for distance in result["margins"][name])
+        assert all(0 < distance < 8 for key in ("margins", "test margins") for distance in result[key][name])
     assert result["margins"][margins.BEST] != result["margins"][margins.ALIKE]  # the rates differ
+    assert result["margins"] != result["test margins"]  # training images and test images
     assert torch.is_grad_enabled()

@@ -12,7 +12,8 @@ def results_of(kind):
     middle = {smart_init.PLAIN: 0.75, smart_init.SET_ONCE: once, smart_init.SCALED: 0.8, smart_init.WITH: 0.95}
     curve = {"steps": [1, 2], "median": [0.1, 0.2], "low": [0.1, 0.2], "high": [0.1, 0.2]}
     sweep = [{"rate": 0.1, "accuracies": [0.5, 0.6, 0.7], "diverged": 0}]
-    plane = [[float(x - 20 + y / 40) for x in range(smart_init.GRID)] for y in range(smart_init.GRID)]
+    frames = [[[[0.0, 1.0, None], [0.5, 0.5, None]], [[], []]]] * len(smart_init.SHARES)
+    moving = {"nearer": [2.0, 2.1, 2.2, 2.3, 2.4], "frames": frames, "distances": list(smart_init.SHARES)}
     return [
         {
             "rate": 0.1,
@@ -20,8 +21,7 @@ def results_of(kind):
             "accuracies": [middle[arm] + each for each in (-0.02, -0.01, 0.0, 0.01, 0.02)],
             "diverged": 0,
             "curve": curve,
-            "nearer": [2.0, 2.1, 2.2, 2.3, 2.4] if arm == smart_init.SET_ONCE else [],
-            "planes": [plane] * 2,
+            **(moving if arm == smart_init.SET_ONCE else {}),
         }
         for arm in smart_init.ARMS
     ]
@@ -46,6 +46,19 @@ def test_the_means_stand_for_biases_and_the_scaled_network_has_none():
     z = scaled.last_inputs(points).detach()
     torch.testing.assert_close(z.square().mean(0), torch.ones(smart_init.WIDTH), atol=1e-3, rtol=0)
     assert float(scaled.last_inputs(torch.zeros(1, 2)).detach().abs().max()) < 1e-6  # all boundaries pass the origin
+
+
+def test_the_frames_go_from_no_means_to_the_statistics_of_the_points():
+    points, _ = smart_init.spirals(200, 3)
+    moving, scaled = (smart_init.build(arm, 0, points) for arm in (smart_init.SET_ONCE, smart_init.SCALED))
+    whole = smart_init.boundaries(moving)
+    near = smart_init.set_once(moving, points, 1.0)
+    assert smart_init.boundaries(moving) == whole
+    far = smart_init.set_once(moving, points, 0.0)
+    assert smart_init.boundaries(moving) == smart_init.boundaries(scaled)
+    assert near < far
+    found = smart_init.boundary(smart_init.build(smart_init.SET_ONCE, 0, points), [points], batch_sizes=())
+    assert near == pytest.approx(sum(layer.centred for layer in found) / len(found), rel=1e-3)
 
 
 def test_the_crossings_of_a_circle_lie_on_it():

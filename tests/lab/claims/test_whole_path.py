@@ -34,8 +34,27 @@ SMALL = {
     "exponential": {"steps": 30, "seeds": 1},
     "explosion": {"depth": 16, "width": 128, "batch": 256, "seeds": 3},
     "rank": {"depth": 800, "seeds": 3},
+    "landscape": {"steps": 2, "records": 2, "seeds": 3},
+    "blind": {"steps": 5, "batch": 64, "seeds": 3},
+    "sharpness": {"steps": 6, "records": 3, "examples": 32, "seeds": 3},
+    "lp": {"layers": 2, "width": 8, "steps": 3, "seeds": 3},
+    "margins": {"width": 8, "steps": 3, "seeds": 3, "probed": 4},
+    "smart-init": {"steps": 4, "seeds": 3},
+    "population": {"epochs": 5, "seeds": 3},
+    "leak": {"steps": 1, "seeds": 3},
+    "interaction": {"sizes": [8, 16], "seeds": 3},
+    "adaptation": {"steps": 20, "seeds": 3},
+    "repair": {"widths": [16] * 2, "steps": 10, "seeds": 3},
+    "regulariser": {"examples": 128, "steps": 5, "seeds": 3},
+    "covariate-shift": {"steps": 20, "seeds": 3},
+    "contrastive": {"steps": 2, "seeds": 3, "widths": [16]},
+    "two-norms": {"steps": 3, "seeds": 3},
+    "vulnerability": {"blocks": 1, "target": 0.3, "steps": 20, "seeds": 3},
+    "local-statistics": {"rounds": 1, "seeds": 3},
+    "heads": {"steps": 3, "seeds": 3},
+    "joint-batches": {"steps": 5, "seeds": 3},
 }
-CERTAIN = ("algebra", "nonlinear", "exponential", "rank")
+CERTAIN = ("algebra", "nonlinear", "exponential", "rank", "blind")
 
 
 @pytest.mark.parametrize("name", SMALL)

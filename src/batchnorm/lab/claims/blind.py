@@ -27,6 +27,7 @@ TERMS = {
     "hessian": "the whole Hessian, mean over the examples",
     "loss": "the loss itself: every example has its own derivatives",
 }
+SHORT = {"linear": "linear", "diagonal": "diagonal Hessian", "hessian": "whole Hessian", "loss": "loss itself"}
 
 
 def parts(budget: str) -> list[dict[str, Any]]:
@@ -142,8 +143,8 @@ def draw(parts: Sequence[Part]) -> list[Section]:
     for name, words in TERMS.items():
         values = sorted(number(value) for value in parts[0].result[name])
         middle = values[len(values) // 2]
-        text = f"{middle:.1%}" if middle > ZERO else "0"
-        bars.append(Bar(words, middle, text, colours[name], f"{values[0]:.1%} to {values[-1]:.1%}"))
+        text, span = (f"{middle:.1%}", f"{values[0]:.1%} to {values[-1]:.1%}") if middle > ZERO else ("0", "")
+        bars.append(Bar(SHORT[name], middle, text, colours[name], span))
         rows.append((words, f"{middle:.2e}", f"{values[0]:.2e} to {values[-1]:.2e}"))
     sentence = "The share of the squared gradient that passes the standardisation, last hidden layer, trained networks."
     return [

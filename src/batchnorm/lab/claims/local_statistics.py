@@ -19,7 +19,7 @@ from batchnorm.lab.networks.chain import Chain
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.report.sections import Bar, Headline, Section, Table
 
-RATES = (0.06, 0.2, 0.6)  # plain SGD: what is averaged has no momentum
+RATES = (0.06, 0.2, 0.6, 2.0)  # plain SGD: what is averaged has no momentum
 LOCAL_STEPS = 10
 CLIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "as they are": lambda x: x,
@@ -122,7 +122,11 @@ CLAIM = Claim(
     title="Shifted clients do better with statistics of their own",
     statement="When networks of clients with shifted inputs are averaged, they are more accurate if their BN layers, "
     "or only the statistics of these, stay local.",
-    source=Source("Li et al. 2021 (FedBN); Li et al. 2016 (AdaBN)", "arXiv:2102.07623, arXiv:1603.04779"),
+    source=Source(
+        "Li et al. 2021 (FedBN); Li et al. 2016 (AdaBN)",
+        "arXiv:2102.07623, arXiv:1603.04779",
+        "FedBN: local BN layers ahead of plain averaging on digits, Office, DomainNet and brain scans of several sites",
+    ),
     rule="Confirmed if the mean accuracy of the clients is surely higher with local BN layers, and surely higher with "
     "local statistics, than with everything averaged; refuted if one is surely lower.",
     parts=parts,
@@ -130,7 +134,9 @@ CLAIM = Claim(
     judge=judge,
     draw=draw,
     method="Four clients, each with a quarter of the bundled digits: as they are, inverted, faint and bright, turned "
-    "by 90 degrees. Three fully connected layers of 64 with BN; rounds of 10 steps each; three rates for each arm.",
+    "by 90 degrees. Three fully connected layers of 64 with BN; rounds of 10 steps each; four rates for each arm, "
+    "chosen by the mean accuracy of the clients.",
     limits="A new client has no statistics of its own, and has to make some (batchnorm.adapt). The shifts are strong; "
     "with clients that are alike, averaged statistics come from more data.",
+    version=2,
 )

@@ -55,8 +55,8 @@ class LpNorm(nn.Module):
         scale = sizes.amax(0) if self.p == float("inf") else sizes.pow(self.p).mean(0).pow(1 / self.p)
         scale = scale + self.eps
         with torch.no_grad():
-            self.mean.lerp_(mean, self.momentum)
-            self.scale.lerp_(scale, self.momentum)
+            self.mean.add_(self.momentum * (mean - self.mean))  # lerp has no batching rule
+            self.scale.add_(self.momentum * (scale - self.scale))
         return self.weight * (x - mean) / scale + self.bias
 
 
@@ -114,7 +114,11 @@ CLAIM = Claim(
     title="Dividing by an L1 or Linf norm trains as well as BN",
     statement="Dividing by the mean L1 norm or the largest value of a batch, instead of the deviation, trains a deep "
     "network nearly as well as BN, and better than no norm.",
-    source=Source("Santurkar et al. 2018, section 3.3 and appendix B", "arXiv:1805.11604"),
+    source=Source(
+        "Santurkar et al. 2018, section 3.3 and appendix B",
+        "arXiv:1805.11604",
+        "VGG on CIFAR-10, as plots: L1, L2 and Linf train as well as BN; in deep linear networks L1 is better",
+    ),
     rule="Confirmed if the 95% intervals of the differences of the medians say for both norms: the accuracy is at most "
     "2 percentage points below that of BN, and above that of the network without a norm; refuted if one says the "
     "contrary.",

@@ -21,7 +21,7 @@ from batchnorm.lab.networks.normed import Bias, normed
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.layers.batch import BatchNorm1d
 from batchnorm.observe.probes.boundary import boundary
-from batchnorm.report.sections import Panels, Plot, Section
+from batchnorm.report.sections import Line, Panel, Panels, Section
 
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 PLAIN, SET_ONCE, SCALED, WITH = "biases of 0", "statistics set once", "scales set once", "with BN"
@@ -30,6 +30,7 @@ FIXED: Callable[[int], nn.Module] = partial(BatchNorm1d, statistics="running", u
 ARMS: dict[str, Callable[[int], nn.Module]] = {PLAIN: Bias, SET_ONCE: FIXED, SCALED: FIXED, WITH: BatchNorm1d}
 LAYERS, WIDTH, TURNS = 4, 32, 1.25
 GRID, UNITS, SIDE = 41, 5, 2.2  # of the picture
+SHARES = tuple(step / 10 for step in range(11))  # of the means: its frames
 
 
 def parts(budget: str) -> list[dict[str, Any]]:
@@ -59,14 +60,23 @@ def build(arm: str, seed: int, points: Tensor) -> Layered:
     look = {"inputs": 2, "width": WIDTH, "layers": LAYERS, "classes": 2}
     network = normed(seed, ARMS[arm], init="he", activation="relu", **look)
     if arm in (SET_ONCE, SCALED):
-        h = points
-        with torch.no_grad():
-            for linear, norm in zip(network.linears[:-1], network.norms, strict=True):
-                z = linear(h)
-                mean = z.mean(0) if arm == SET_ONCE else torch.zeros(WIDTH)
-                norm.load_state_dict({"running_mean": mean, "running_var": (z - mean).square().mean(0)}, strict=False)
-                h = torch.relu(norm(z))
+        set_once(network, points, means=float(arm == SET_ONCE))
     return network
+
+
+@torch.no_grad()
+def set_once(network: Layered, points: Tensor, means: float) -> float:
+    """Set scales and a share of the means, those of the points; return the mean distance to all units' boundaries."""
+    h, distances = points, []
+    for linear, norm in zip(network.linears[:-1], network.norms, strict=True):
+        assert isinstance(linear, nn.Linear)
+        z = linear(h)
+        mean = means * z.mean(0)
+        distances.append(((z - mean).abs() / linear.weight.norm(dim=1)).mean())
+        variance = (z - mean).square().mean(0)
+        norm.load_state_dict({"running_mean": mean, "running_var": variance}, strict=False)
+        h = torch.relu(norm(z))
+    return float(torch.stack(distances).mean())
 
 
 def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -76,21 +86,25 @@ def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
     terms = Terms(RATES, options["steps"], options["seeds"], every=2)
     found = kept(contest(lambda seed: build(arm, seed, points), data, terms, recorder))
     if arm != SET_ONCE:
-        return {**found, "planes": planes(build(arm, 0, points)) if arm == PLAIN else []}
+        return found
     nearer = []
     for seed in range(options["seeds"]):
         layers = boundary(build(arm, seed, points), [points], batch_sizes=())
         nearer.append(sum(layer.without for layer in layers) / sum(layer.centred for layer in layers))
-    return {**found, "nearer": nearer, "planes": planes(build(arm, 0, points))}
+    network, frames, distances = build(arm, 0, points), [], []
+    for share in SHARES:
+        distances.append(set_once(network, points, share))
+        frames.append(boundaries(network))
+    return {**found, "nearer": nearer, "frames": frames, "distances": distances}
 
 
-def planes(network: Layered) -> list[list[list[float]]]:
-    """Return what the first units in front of the last nonlinearity are on a grid: (units, rows, columns)."""
+@torch.no_grad()
+def boundaries(network: Layered) -> list[list[list[float | None]]]:
+    """Return the lines on which the first units of the last hidden layer switch: for each unit, x and y."""
     axis = torch.linspace(-SIDE, SIDE, GRID)
     grid = torch.stack([axis.repeat(GRID), axis.repeat_interleave(GRID)], 1)
-    with torch.no_grad():
-        values = network.last_inputs(grid)[:, :UNITS].T.reshape(UNITS, GRID, GRID)
-    return [[[float(f"{v:.3g}") for v in row] for row in unit] for unit in values.tolist()]
+    values = network.last_inputs(grid)[:, :UNITS].T.reshape(UNITS, GRID, GRID).tolist()
+    return [list(crossings(unit, axis.tolist())) for unit in values]
 
 
 def judge(parts: Sequence[Part]) -> Judgement:
@@ -102,7 +116,11 @@ def judge(parts: Sequence[Part]) -> Judgement:
         median("distance to the boundaries, biases of 0 / means", nearer, 1.0, unit="x"),
         difference("accuracy, statistics set once - biases of 0", accuracies[SET_ONCE], accuracies[PLAIN], unit="%"),
     ]
-    words = ", ".join(f"{arm} {statistics.median(values):.1%}" for arm, values in accuracies.items())
+    lost = {arm: f" ({result['diverged']} of {len(nearer)} diverged)" for arm, result in found.items()}
+    words = ", ".join(
+        f"{arm} {statistics.median(own):.1%}{lost[arm] if found[arm]['diverged'] else ''}"
+        for arm, own in accuracies.items()
+    )
     return judged(
         f"At the start the means bring the boundaries {estimates[0].value:.1f} times nearer to the data. Accuracy "
         f"after few steps: {words}.",
@@ -112,42 +130,34 @@ def judge(parts: Sequence[Part]) -> Judgement:
 
 
 def draw(parts: Sequence[Part]) -> list[Section]:
-    """The plane with the boundaries of some units, before any training; then the contest."""
+    """The plane with the boundaries of some units, before any training, moving; then the contest."""
     results = {part.options["arm"]: part.result for part in parts}
     points, labels = spirals(160, 1)
-    axis = [round(-SIDE + 2 * SIDE * index / (GRID - 1), 4) for index in range(GRID)]
-    traces: list[dict[str, Any]] = []
-    for place, arm in enumerate((PLAIN, SET_ONCE), 1):
-        axes = {"xaxis": f"x{place}", "yaxis": f"y{place}", "showlegend": False, "hoverinfo": "skip"}
-        for number_of, symbol in enumerate(("circle", "circle-open")):
-            own = points[labels == number_of]
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "x": [round(v, 3) for v in own[:, 0].tolist()],
-                    "y": [round(v, 3) for v in own[:, 1].tolist()],
-                    "marker": {"size": 4, "symbol": symbol},
-                    "meta": {"colour": "ink"},
-                    **axes,
-                }
-            )
-        for unit in results[arm]["planes"]:
-            traces += [{"type": "scatter", "mode": "lines", "line": {"width": 1.6}, "meta": {"colour": COLORS[arm]},
-                        "x": xs, "y": ys, **axes} for xs, ys in [crossings(unit, axis)]]  # fmt: skip
-    span = {"range": [-SIDE, SIDE], "showticklabels": False}
-    layout = {
-        "xaxis": {**span, "domain": [0, 0.48], "title": {"text": PLAIN}},
-        "xaxis2": {**span, "domain": [0.52, 1], "title": {"text": SET_ONCE}, "anchor": "y2"},
-        "yaxis": span,
-        "yaxis2": {**span, "anchor": "x2"},
-    }
-    sentence = (
-        f"Where {UNITS} units of the last hidden layer switch, before any training: with means they pass the data."
+    data = tuple(
+        Line("", points[labels == label, 0].tolist(), points[labels == label, 1].tolist(), colour, "points", 4.0)
+        for label, colour in enumerate(("orange", "sky"))
     )
-    label = "Two planes with two spirals and lines"
+    once, limits = results[SET_ONCE], (-SIDE, SIDE)
+    frames = tuple(
+        (
+            *(Line("", x, y, COLORS[SET_ONCE], width=1.5) for x, y in units if x),
+            Line(f"{share:.0%} of the means", limits, (SIDE, SIDE), "ink", width=0.0, named_at=1.0, nudge=24),
+        )
+        for share, units in zip(SHARES, once["frames"], strict=True)
+    )
+    plane = Panel(f"where {UNITS} units of the last layer switch", data, y_range=limits, frames=frames)
+    course = Line("", SHARES, once["distances"], COLORS[SET_ONCE])
+    dots = tuple(
+        (Line("", (share,), (distance,), COLORS[SET_ONCE], "points", 11.0),)
+        for share, distance in zip(SHARES, once["distances"], strict=True)
+    )
+    near = Panel("mean distance of the data to the boundaries", (course,), "share of the means", frames=dots)
+    sentence = (
+        "One network before any training, while the means of the data are subtracted more and more. Left: the plane "
+        "with two spirals of points; right: all units of all layers, in the space of each layer's inputs."
+    )
     return [
-        Plot("Boundaries move to the data", sentence, label, {"data": traces, "layout": layout}, 400),
+        Panels("Boundaries move to the data", sentence, (plane, near), columns=2, height=400),
         Panels("The contest", "Medians and spans of seeds.", two_panels(results, COLORS), columns=2, height=300),
     ]
 
@@ -196,8 +206,10 @@ CLAIM = Claim(
     "steps; four arms, 6 rates on 3 tuning seeds, then fresh seeds at each arm's own best rate. Distances by "
     "bn.probe.boundary, over all layers.",
     limits="Fixed statistics set the scale of the signals, too: the arm with scales and without means tells how much "
-    "of the gain that is. The network learns gamma and beta in all arms but the first. One set of points in the plane. "
+    "of the gain that is. The network learns gamma and beta in all arms but the first. One set of points in the plane, "
+    "centred at the origin, where biases of 0 already pass: a harder case for the claim than data elsewhere. Some "
+    "seeds diverge at the rate that was best for the tuning seeds; their best accuracy before that counts. "
     "The first version of the rule asked for boundaries 1.2 times nearer, which the source does not: by it the claim "
     "is refuted.",
-    version=2,
+    version=3,
 )
