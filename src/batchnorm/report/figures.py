@@ -10,6 +10,7 @@ from batchnorm.records import RecordFile, values_of
 from batchnorm.report import anything
 from batchnorm.report.registry import Draw, drawing_of
 from batchnorm.report.sections import Section
+from batchnorm.report.stored import checked_section
 
 
 def figures_of(records: RecordFile) -> Iterator[Section]:
@@ -29,7 +30,8 @@ def figures_of(records: RecordFile) -> Iterator[Section]:
 def _drawn(draw: Draw, records: RecordFile) -> Section | None:
     """Draw one figure. What a command keeps in its settings and its summary is its own, so no schema knows it."""
     with values_of(f"these records of {records.command!r} cannot be drawn", "give the file as the command wrote it"):
-        return draw(records)
+        section = draw(records)
+        return None if section is None else checked_section(section)
 
 
 def functions_of(command: str) -> tuple[Draw, ...]:
