@@ -6,12 +6,13 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, first_line
 from batchnorm.files import read_bytes, write_atomically
 
 FORMAT = 1
@@ -355,6 +356,25 @@ command wrote with --json, what check --format json printed, or what watch recor
         return RecordFile(**{**fields, "measurements": tuple(map(_measurement, fields["measurements"]))})
     except ValueError as error:
         raise _no_records(str(error)) from error
+
+
+@contextmanager
+def values_of(what: str, do: str = "give the file as it was written") -> Iterator[None]:
+    """Turn what goes wrong with values of another kind than were written into one sentence.
+
+    >>> with values_of("race.json"):
+    ...     {}["rate"]
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: race.json: a value is missing or of another kind than was written \
+(KeyError: 'rate'); give the file as it was written
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, BatchNormError):
+            raise
+        why = f"a value is missing or of another kind than was written ({type(error).__name__}: {first_line(error)})"
+        raise BatchNormError(why, where=what, do=do) from error
 
 
 def typed(fields: Any, types: Mapping[str, type], what: str, needed: Iterable[str] = ()) -> None:

@@ -227,3 +227,22 @@ def test_every_brick_reads_permuted_gradients(name, shape, activation):
     for permuted in orders if len(orders) <= 24 else orders[::7]:
         for found, wanted in zip(torch.autograd.grad(layer(x), leaves, permuted), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("name", ["weight", "bias", "both"])
+def test_zeros_without_memory(name, training):
+    """torch's own backward pass reads the memory of such a weight, which it does not have (torch 2.13)."""
+    torch.manual_seed(0)
+    gradients = []
+    for make in (torch.zeros, lambda size: torch._efficientzerotensor((size,))):
+        x = torch.arange(48.0).view(8, 6).sin().requires_grad_()
+        weight, bias = (make(6) if name in (each, "both") else torch.ones(6) for each in ("weight", "bias"))
+        rows = weight.requires_grad_(), bias.requires_grad_()
+        y = bn.functional.batch_norm(x, torch.zeros(6), torch.ones(6), *rows, training=training)
+        for _ in range(20):
+            torch.full((8, 6), 7e7)  # memory that is given back, and found by what is not initialised
+        y.backward(torch.ones(8, 6).cumsum(0))
+        gradients.append((x.grad, *(row.grad for row in rows)))
+    for expected, found in zip(*gradients, strict=True):
+        assert torch.allclose(found, expected, atol=1e-6)

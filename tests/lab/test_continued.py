@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 import batchnorm as bn
+from batchnorm.lab.curves import Member
+from batchnorm.lab.front import earlier
+from batchnorm.lab.heat import crew
 from batchnorm.lab.shelf import FILE, Shelf
+from batchnorm.records import RecordFile
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 RACE = ["race", "--seeds", "1", "--steps", "40", "--depths", "2,3", "--rates", "0.03,0.1", "--threads", "1"]
@@ -93,3 +97,28 @@ def test_a_shelf_of_other_settings_is_refused(tmp_path):
     (tmp_path / FILE).write_text("nonsense\n")
     with pytest.raises(bn.BatchNormError, match=r"parts\.jsonl is damaged"):
         Shelf(tmp_path / FILE, {})
+
+
+@pytest.mark.parametrize(
+    ("configuration", "summary", "words"),
+    [
+        ({"settings": "x"}, {}, "figure1.json: a value is missing or of another kind than was written"),
+        ({"settings": {"steps": 1}, "checksum": "0f"}, {"claims": 3}, "these records of 'figure1' cannot be drawn"),
+    ],
+)
+def test_records_of_another_kind_are_not_gone_on_with(tmp_path, configuration, summary, words):
+    RecordFile("figure1", configuration, (), summary).write(tmp_path / "figure1.json")
+    before = (tmp_path / "figure1.json").read_bytes()
+    with pytest.raises(bn.BatchNormError, match=words):
+        earlier(tmp_path, "figure1", {"command": "figure1", "steps": 1, "data": "0f"}, force=False)
+    assert (tmp_path / "figure1.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("part", ["x", [], {"curves": "x", "seconds": 1.0}, {"curves": [], "seconds": "x"}])
+def test_parts_of_another_kind_are_named(tmp_path, part):
+    member, shelf = Member(0.1, 0), Shelf(tmp_path / FILE, {})
+    shelf.put(f"one: {member}", part)
+    with crew(1, Shelf(tmp_path / FILE, {})) as workers:
+        heat = workers.start([member], lambda members, look: [], None, largest=1, name="one", steps=10)
+        with pytest.raises(bn.BatchNormError, match=r"parts\.jsonl: a value is missing or of another kind"):
+            heat.wait()

@@ -72,7 +72,10 @@ def batch_norm(
 
 def _row(tensor: Tensor | None) -> Tensor | None:
     """Return the tensor without gaps: torch's backward pass reads a strided row as if it had none."""
-    return tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous()
+    if tensor is None or not tensor.is_contiguous():
+        return None if tensor is None else tensor.contiguous()
+    # Zeros without memory, such as autograd makes: torch's backward pass in evaluation reads what they do not have.
+    return tensor if torch.compiler.is_compiling() or not tensor._is_zerotensor() else tensor.clone()
 
 
 def readable(x: Tensor) -> Tensor:

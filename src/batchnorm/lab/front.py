@@ -55,15 +55,18 @@ def earlier(
     """
     if out is None:
         return None, None
-    from batchnorm.lab.shelf import FILE, Shelf, check_same
-    from batchnorm.records import read
+    from batchnorm.lab.shelf import FILE, REPLACE, Shelf, check_same
+    from batchnorm.records import read, values_of
+    from batchnorm.report.figures import figures_of
 
     file = out / f"{name}.json"
     if force:
         (out / FILE).unlink(missing_ok=True)
     elif file.exists():
         records = read(file)
-        check_same(out, about_of(records), about)
+        with values_of(str(file), REPLACE):
+            check_same(out, about_of(records), about)
+            list(figures_of(records))  # refuses what was never measured
         if not resumed:
             raise BatchNormError(f"{out} holds this run", do="name another folder with --out, or add --force")
         if not records.summary.get("interrupted"):

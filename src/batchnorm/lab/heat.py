@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from batchnorm.lab.curves import Curve, Member, best_accuracy, curve_of
-from batchnorm.lab.shelf import Shelf
+from batchnorm.lab.shelf import REPLACE, Shelf
 from batchnorm.lab.train import Progress
+from batchnorm.records import values_of
 
 LARGEST_PART = 10
 GLANCE = 0.1  # seconds between two looks at whether the user wants to stop
@@ -104,10 +105,12 @@ class Crew:
             key = f"{name}: {', '.join(map(str, part))}"
             kept = self.shelf.get(key) if self.shelf is not None and name else None
             try:
-                if kept is not None:
-                    curves = [curve_of(fields) for fields in kept["curves"]]
-                    look(Progress(steps, max(map(best_accuracy, curves), default=0.0)))
-                    return curves, kept["seconds"]
+                if self.shelf is not None and kept is not None:
+                    with values_of(str(self.shelf.path), REPLACE):
+                        curves = [curve_of(fields) for fields in kept["curves"]]
+                        best, seconds = max(map(best_accuracy, curves), default=0.0), float(kept["seconds"])
+                    look(Progress(steps, best))
+                    return curves, seconds
                 curves, seconds = train_part(part, look), time.perf_counter() - begun
                 if self.shelf is not None and name:
                     self.shelf.put(key, {"curves": [asdict(curve) for curve in curves], "seconds": seconds})

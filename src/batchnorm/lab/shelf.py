@@ -14,6 +14,7 @@ from batchnorm.lab.runs.compare import short
 from batchnorm.records import parsed, plain
 
 FILE = "parts.jsonl"
+REPLACE = "name another folder with --out, or add --force to replace it"
 
 
 class Shelf:
@@ -75,6 +76,4 @@ def check_same(folder: Path, there: Mapping[str, Any], asked: Mapping[str, Any])
     keys = [key for key in dict.fromkeys((*there, *asked)) if there.get(key) != asked.get(key)]
     if keys:
         words = ", ".join(f"{key} {short(there.get(key))}, not {short(asked.get(key))}" for key in keys[:3])
-        raise BatchNormError(
-            f"{folder} holds a run with {words}", do="name another folder with --out, or add --force to replace it"
-        )
+        raise BatchNormError(f"{folder} holds a run with {words}", do=REPLACE)

@@ -9,6 +9,22 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+# Control characters, and marks that turn the direction of a line: names from a file may have them. In a script the
+# escapes mean the same.
+UNSEEN = {
+    code: ascii(chr(code))[1:-1]
+    for code in (*range(9), 11, 12, *range(14, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+
+
+def shown(text: str) -> str:
+    r"""Return a page or a picture with characters escaped that a reader would not see, or a file cannot hold.
+
+    >>> shown("conv\x1b[31m\u202e\ud800")
+    'conv\\x1b[31m\\u202e\\ud800'
+    """
+    return text.translate(UNSEEN).encode("utf-8", "backslashreplace").decode("utf-8")
+
 
 def embedded(value: Any) -> Markup:
     r"""Write a value as JSON for inside of a script element.

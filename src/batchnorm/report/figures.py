@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from importlib import import_module
 
 from batchnorm.errors import BatchNormError
-from batchnorm.records import RecordFile
+from batchnorm.records import RecordFile, values_of
 from batchnorm.report import anything
 from batchnorm.report.registry import Draw, drawing_of
 from batchnorm.report.sections import Section
+from batchnorm.report.stored import checked_section
 
 
 def figures_of(records: RecordFile) -> Iterator[Section]:
@@ -28,16 +29,9 @@ def figures_of(records: RecordFile) -> Iterator[Section]:
 
 def _drawn(draw: Draw, records: RecordFile) -> Section | None:
     """Draw one figure. What a command keeps in its settings and its summary is its own, so no schema knows it."""
-    try:
-        return draw(records)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        if isinstance(error, BatchNormError):
-            raise
-        raise BatchNormError(
-            f"these records of {records.command!r} cannot be drawn: a value is missing or of another kind than the "
-            f"command writes ({type(error).__name__}: {error})",
-            do="give the file as the command wrote it",
-        ) from error
+    with values_of(f"these records of {records.command!r} cannot be drawn", "give the file as the command wrote it"):
+        section = draw(records)
+        return None if section is None else checked_section(section)
 
 
 def functions_of(command: str) -> tuple[Draw, ...]:

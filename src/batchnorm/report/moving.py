@@ -21,6 +21,7 @@ from markupsafe import escape
 from batchnorm.errors import BatchNormError
 from batchnorm.files import write_atomically
 from batchnorm.records import RecordFile
+from batchnorm.report.embed import shown
 from batchnorm.report.figures import figures_of
 from batchnorm.report.sections import Player
 
@@ -84,7 +85,7 @@ def write_film(records: RecordFile, path: Path) -> Path:
         raise BatchNormError(
             f"records of {records.command!r} without histograms give no film", do="record with batchnorm.watch"
         )
-    return write_atomically(path, animated_svg(player))
+    return write_atomically(path, shown(animated_svg(player)))
 
 
 def chosen(times: Sequence[float], opening: int) -> list[tuple[int, int]]:

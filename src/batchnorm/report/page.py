@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batchnorm.files import write_atomically
-from batchnorm.report.embed import embedded, guarded, plotly_script
+from batchnorm.report.embed import embedded, guarded, plotly_script, shown
 from batchnorm.report.figures import figures_of
 from batchnorm.report.fit import fitting
 from batchnorm.report.intervals import bar
@@ -52,7 +52,7 @@ def write_page(runs: Sequence[Run], path: Path) -> Path:
     >>> write_page([], Path("report.html"))  # doctest: +SKIP
     PosixPath('report.html')
     """
-    return write_atomically(path, page(runs).encode("utf-8", "backslashreplace").decode("utf-8"))
+    return write_atomically(path, shown(page(runs)))
 
 
 def title_of(runs: Sequence[Run]) -> str:

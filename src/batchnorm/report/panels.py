@@ -13,9 +13,11 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from batchnorm.files import write_atomically
+from batchnorm.report.embed import shown
 from batchnorm.report.moving import palette
 from batchnorm.report.sections import Line, Panel, Panels
 
+LARGEST = 1e300  # that is drawn: the span between two values must be a number
 WIDE, TWO_WIDE = 340, 430  # of one chart of three in a row, or of two; a page scales it to its column
 LEFT, RIGHT, TOP, BELOW = 46, 10, 30, 38
 ROOM = 90  # for the name of a line that ends early
@@ -82,7 +84,7 @@ def write_picture(section: Panels, path: Path) -> Path:
     >>> write_picture(Panels("Nothing", "", ()), Path("figure.svg"))  # doctest: +SKIP
     PosixPath('figure.svg')
     """
-    return write_atomically(path, picture(section))
+    return write_atomically(path, shown(picture(section)))
 
 
 def width(section: Panels) -> int:
@@ -184,8 +186,9 @@ class Scale:
         known = [v for v in values if v is not None and math.isfinite(v) and (v > 0 or not log)]
         low, high = given or (min(known, default=1.0), max(known, default=10.0))
         low, high = self._at(low), self._at(high)
-        if high <= low:
-            low, high = low - 0.5, high + 0.5
+        if high - low <= 1e-9 * abs(high):
+            around = max(0.5, 1e-3 * abs(high))
+            low, high = low - around, high + around
         more = 0.0 if given else room * (high - low)
         self.low, self.high = low - more, high + more
 
@@ -195,7 +198,8 @@ class Scale:
         return self.begin + (self.end - self.begin) * min(max(share, 0.0), 1.0)
 
     def _at(self, value: float) -> float:
-        return math.log10(max(value, 1e-300)) if self.log else value
+        value = min(max(value, -LARGEST), LARGEST)
+        return math.log10(max(value, 1 / LARGEST)) if self.log else value
 
     def ticks(self, most: int, percent: bool) -> list[tuple[float, str]]:
         """Return the values to write at the axis, and how."""

@@ -43,6 +43,18 @@ def from_plain(fields: Any) -> Section:
     return cast("Section", _made({key: value for key, value in fields.items() if key != "kind"}, STORED[kind], kind))
 
 
+def checked_section(section: Section) -> Section:
+    """Return the section; raise ``ValueError`` if a field that was drawn from records has another type.
+
+    >>> checked_section(Headline("8 times", 3))
+    Traceback (most recent call last):
+    ValueError: sentence is 3, not a str
+    """
+    if type(section) in STORED.values():
+        _dataclass(section, type(section), section.kind)
+    return section
+
+
 def _made(value: Any, kind: Any, name: str) -> Any:
     """Return the value that a field of this type had before it was stored."""
     origin, inner = get_origin(kind), get_args(kind)
@@ -78,6 +90,8 @@ def _made(value: Any, kind: Any, name: str) -> Any:
 
 
 def _dataclass(value: Any, kind: Any, name: str) -> Any:
+    if isinstance(value, kind):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind)}
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} is {value!r:.40}, not a {kind.__name__}")
     types = {field.name: _types(kind)[field.name] for field in dataclasses.fields(kind)}

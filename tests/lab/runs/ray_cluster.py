@@ -16,8 +16,7 @@ from ray.cluster_utils import Cluster
 
 from batchnorm.lab.runs.experiments import runs_of
 from batchnorm.lab.runs.on_ray import run_on_ray
-from batchnorm.lab.runs.recorder import CHECKPOINT
-from batchnorm.lab.runs.store import Store
+from batchnorm.lab.runs.store import CHECKPOINT, Store
 
 HOME = "127.0.0.1"
 

@@ -12,9 +12,9 @@ from batchnorm.lab.runs.compare import compare, to_records
 from batchnorm.lab.runs.execute import execute
 from batchnorm.lab.runs.experiments import runs_of
 from batchnorm.lab.runs.figures import FIGURES
-from batchnorm.lab.runs.recorder import CHECKPOINT, Recorder, Stopped
+from batchnorm.lab.runs.recorder import Recorder, Stopped
 from batchnorm.lab.runs.run import Run
-from batchnorm.lab.runs.store import Busy, Store
+from batchnorm.lab.runs.store import CHECKPOINT, Busy, Store
 
 SMALL = ["width=4", "depth=1", "steps=30", "every=10"]
 

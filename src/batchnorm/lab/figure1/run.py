@@ -24,10 +24,11 @@ from batchnorm.lab.figure1.outcome import Entry, Outcome, Track, choose_rate
 from batchnorm.lab.figure1.settings import PLAIN, SHARES, TUNING_STEPS, WITH, Settings
 from batchnorm.lab.heat import Crew, Heat, crew
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
-from batchnorm.lab.shelf import Shelf
+from batchnorm.lab.shelf import REPLACE, Shelf
 from batchnorm.lab.sources import Source
 from batchnorm.lab.train import Progress
 from batchnorm.lab.trainer import Examples, train
+from batchnorm.records import values_of
 
 OBSERVED = 1000  # validation images of which the percentiles are taken
 LARGEST_PART = 8
@@ -100,8 +101,9 @@ class Figure:
             return self.tracks[init, name, curve.member.seed]
         assert self.workers.shelf is not None  # it was trained before a kill
         kept = self.workers.shelf.get(track_key(init, name, curve))
-        low, middle, high = (tuple(map(number, row)) for row in kept["percentiles"])
-        return Track(curve, tuple(map(number, kept["drifts"])), kept["unit"], (low, middle, high))
+        with values_of(str(self.workers.shelf.path), REPLACE):
+            low, middle, high = (tuple(map(number, row)) for row in kept["percentiles"])
+            return Track(curve, tuple(map(number, kept["drifts"])), int(kept["unit"]), (low, middle, high))
 
 
 def track_key(init: str, name: str, curve: Curve) -> str:

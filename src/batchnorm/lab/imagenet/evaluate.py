@@ -19,8 +19,7 @@ from batchnorm.lab.imagenet.settings import Settings, loaded
 from batchnorm.lab.imagenet.state import NETWORK, network_of, summed
 from batchnorm.lab.imagenet.train import own_device
 from batchnorm.lab.runs.ranks import place
-from batchnorm.lab.runs.recorder import CHECKPOINT
-from batchnorm.lab.runs.store import Store
+from batchnorm.lab.runs.store import CHECKPOINT, Store
 from batchnorm.transforms.calibrate import calibrate
 
 TOP = 5

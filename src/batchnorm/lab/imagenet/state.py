@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from batchnorm.checkpoints import mismatch
+from batchnorm.errors import BatchNormError
 from batchnorm.lab.runs.ranks import place
 
 NETWORK, MOMENTUM, STATISTICS = "network.", "momentum.", "statistics"
@@ -117,11 +119,18 @@ def network_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def put_back(model: nn.Module, optimizer: SGD, tensors: Mapping[str, Tensor]) -> None:
     """Put a checkpoint into a model and its optimizer, with this process's own statistics if it has some of them."""
-    model.load_state_dict(network_of(tensors))
+    own, statistics = network_of(tensors), tensors.get(STATISTICS, torch.empty(0))
+    momentum = {name.removeprefix(MOMENTUM): each for name, each in tensors.items() if name.startswith(MOMENTUM)}
+    known = {name: parameter for name, parameter in model.named_parameters() if name in momentum}
+    wrong = mismatch(own, model.state_dict()) or mismatch(momentum, known)
+    if not wrong and statistics.shape[1:] != flat(model).shape:
+        wrong = f"statistics are of shape {list(statistics.shape)}"
+    if wrong:
+        raise BatchNormError(f"its checkpoint is not of this run ({wrong})", do="delete the run")
+    model.load_state_dict(own)
     rank, processes = place()
-    if len(tensors[STATISTICS]) == processes:
-        put(model, tensors[STATISTICS][rank])
-    for name, parameter in model.named_parameters():
-        if MOMENTUM + name in tensors:
-            buffer = torch.empty_like(parameter).copy_(tensors[MOMENTUM + name])
-            optimizer.state[parameter]["momentum_buffer"] = buffer.detach()
+    if len(statistics) == processes:
+        put(model, statistics[rank])
+    for name, parameter in known.items():
+        buffer = torch.empty_like(parameter).copy_(momentum[name])
+        optimizer.state[parameter]["momentum_buffer"] = buffer.detach()

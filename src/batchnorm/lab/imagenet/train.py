@@ -29,9 +29,11 @@ from batchnorm.lab.imagenet.variants import MOMENTUM, TARGET
 from batchnorm.lab.runs.ranks import place
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.optim import param_groups
+from batchnorm.records import typed, values_of
 
 SIDE = 0.3  # weight of a side classifier's loss (Szegedy et al. 2014)
 DIGITS = 8  # of what is recorded
+FACTS = {"checksum": str, "processes": int, "classes": int, "history": list, "diverged": int}  # of a checkpoint
 
 __all__ = ["OPTIONS", "check", "run"]
 
@@ -125,6 +127,8 @@ def resume(
     saved = recorder.restored()
     if saved is None:
         return 0, Course([])
+    with values_of("its checkpoint", "delete the run"):
+        typed(dict(saved.facts), FACTS, "it", FACTS)
     if saved.facts["checksum"] != index.checksum:
         raise BatchNormError(
             f"the images in {index.root} are not those that this run began with", do="give it the folder as it was"

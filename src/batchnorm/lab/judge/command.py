@@ -96,7 +96,7 @@ def report(
     from batchnorm.lab.claims import all_claims
     from batchnorm.lab.judge.markdown import to_markdown
     from batchnorm.lab.judge.measure import state_of
-    from batchnorm.lab.judge.records import COMMAND, to_records
+    from batchnorm.lab.judge.records import COMMAND, drawable, to_records
     from batchnorm.lab.runs.store import Store
     from batchnorm.report.load import Run
     from batchnorm.report.page import write_page
@@ -106,13 +106,22 @@ def report(
         raise BatchNormError(f"there is no store {place.root}", do="give its folder as --store, or run a claim first")
     page = page_named(out or str(place.root / PAGE))
     check_target("--out", page)
-    records = to_records([state_of(each, place) for each in all_claims()])
+    states = [drawable(state_of(each, place)) for each in all_claims()]
+    records = to_records(states)
     kept = records.write(page.with_name(RECORDS))
     if page.suffix == ".md":
         announce(write_atomically(page, to_markdown(records, pictures)), open)
     else:
         announce(write_page([Run(COMMAND, records)], page), open)
     say(f"Its records are {kept}")
+    say_problems(states)
+
+
+def say_problems(states: list[State]) -> None:
+    """Name the results that could not be judged, on stderr."""
+    for state in states:
+        if state.problem:
+            say(state.problem, error=True)
 
 
 def table(states: list[State], console: Console | None = None) -> None:
@@ -156,6 +165,7 @@ def table(states: list[State], console: Console | None = None) -> None:
         console.print()
     counts = [f"{outcomes.count(each)} {WORDS.get(each, each)}" for each in MARKS if each in outcomes]
     console.print(Text(f"{len(states)} claim{'s' * (len(states) != 1)}: {', '.join(counts) or 'none'}"))
+    say_problems(states)
 
 
 def card(state: State) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from batchnorm.errors import BatchNormError
 from batchnorm.lab.claims import claim_named
 from batchnorm.lab.judge.claim import BUDGETS, Claim, Judgement, Part, not_run
 from batchnorm.lab.runs.experiments import Option
 from batchnorm.lab.runs.recorder import Recorder
-from batchnorm.lab.runs.store import Folder, Store
+from batchnorm.lab.runs.store import Folder, Store, check_kinds
+from batchnorm.lab.verdict import NOT_JUDGED
+from batchnorm.records import values_of
 
 OPTIONS: tuple[Option, ...] = ()  # a claim fixes its own
 
@@ -35,6 +39,7 @@ class State:
     seconds: float  # of the processor: on a busy machine a run takes longer
     machine: Mapping[str, Any] = field(default_factory=dict)  # where the last part ran, and with which versions
     measured: str = ""  # the day on which the last part began
+    problem: str = ""  # why finished runs could not be judged
 
 
 def state_of(claim: Claim, store: Store) -> State:
@@ -43,19 +48,36 @@ def state_of(claim: Claim, store: Store) -> State:
     >>> state_of(claim_named("algebra"), Store("no-such-store")).judgement.outcome
     'not judged'
     """
+    problem = None
     for budget in reversed(BUDGETS):
-        runs = claim.runs(budget)
-        folders = [store.folder(each) for each in runs]
-        if runs and all(folder.finished for folder in folders):
-            parts = tuple(part_of(folder) for folder in folders)
-            seconds = sum(map(seconds_of, folders))
-            return State(claim, budget, parts, claim.judge(parts), seconds, machine_of(folders[-1]), day_of(folders))
-    return State(claim, "", (), not_run(claim), 0.0)
+        folders = [store.folder(each) for each in claim.runs(budget)]
+        if folders and all(folder.finished for folder in folders):
+            try:
+                with results_of(claim):
+                    parts = tuple(part_of(folder) for folder in folders)
+                    seconds = sum(map(seconds_of, folders))
+                    machine, day = machine_of(folders[-1]), day_of(folders)
+                    return State(claim, budget, parts, claim.judge(parts), seconds, machine, day)
+            except BatchNormError as error:
+                problem = problem or error
+    return State(claim, "", (), not_run(claim), 0.0) if problem is None else not_judged(claim, problem)
+
+
+def results_of(claim: Claim) -> AbstractContextManager[None]:
+    """Let results that the claim's own code would not have written raise one sentence."""
+    do = f"delete its runs with batchnorm lab clean, and run it again with {claim.how_to_run}"
+    return values_of(f"the results of {claim.name} in the store", do)
+
+
+def not_judged(claim: Claim, problem: BatchNormError) -> State:
+    """Return the state of a claim whose runs are finished and cannot be read."""
+    return State(claim, "", (), Judgement(NOT_JUDGED, f"{problem}."), 0.0, problem=str(problem))
 
 
 def part_of(folder: Folder) -> Part:
     """Return a finished run as a part of its claim."""
     options = {key: value for key, value in folder.run.options.items() if key not in ("claim", "version")}
+    check_kinds(folder.path)
     return Part(options, folder.result())
 
 

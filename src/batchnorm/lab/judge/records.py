@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from batchnorm.errors import BatchNormError
 from batchnorm.lab.judge.claim import QUESTIONS
 from batchnorm.lab.judge.evidence import Estimate
-from batchnorm.lab.judge.measure import State
+from batchnorm.lab.judge.measure import State, not_judged, results_of
 from batchnorm.records import RecordFile, typed
-from batchnorm.report.stored import to_plain
+from batchnorm.report.stored import from_plain, to_plain
 
 COMMAND = "lab claims"
 CARD = ("name", "title", "statement", "rule", "method", "limits", "retelling", "version")
@@ -25,6 +26,20 @@ def to_records(states: Sequence[State]) -> RecordFile:
     'lab claims'
     """
     return RecordFile(COMMAND, {}, (), {"claims": [claim_fields(state) for state in states]}, shared_machine(states))
+
+
+def drawable(state: State) -> State:
+    """Return the state, or that of a claim that is not judged if its results cannot be drawn.
+
+    >>> drawable(state)  # doctest: +SKIP
+    """
+    try:
+        with results_of(state.claim):
+            for section in state.claim.draw(state.parts) if state.parts else []:
+                from_plain(to_plain(section))
+    except BatchNormError as error:
+        return not_judged(state.claim, error)
+    return state
 
 
 def claim_fields(state: State) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,18 @@ import typer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_target
-from batchnorm.lab.runs.store import DEFAULT, FAILED, FINISHED, INTERRUPTED, RUNNING, VARIABLE, WAITING, Folder, Store
+from batchnorm.lab.runs.store import (
+    CHECKPOINT,
+    DEFAULT,
+    FAILED,
+    FINISHED,
+    INTERRUPTED,
+    RUNNING,
+    VARIABLE,
+    WAITING,
+    Folder,
+    Store,
+)
 from batchnorm.report.command import announce, page_named
 from batchnorm.terminal import say
 
@@ -20,6 +30,7 @@ if TYPE_CHECKING:
     from batchnorm.lab.runs.local import Outcome
     from batchnorm.lab.runs.run import Run
 
+DAMAGED = "damaged"  # in the list: a file of the run cannot be read
 WIDE = 1000  # characters of a line that goes to a file or a pipe
 
 lab = typer.Typer(
@@ -171,8 +182,13 @@ def list_(
     for folder in folders:
         state = folder.state
         if not states or state == states:
+            try:
+                came_to = standing(folder, state)
+            except BatchNormError as error:
+                state, came_to = DAMAGED, ""
+                foreign.append(str(error))
             began = folder.read("run.json")["created"][:16].replace("T", " ")
-            cells = (folder.path.name, state, began, folder.run.name, standing(folder, state))
+            cells = (folder.path.name, state, began, folder.run.name, came_to)
             table.add_row(*(Text(printable(cell)) for cell in cells))
     if table.row_count:
         on_console(table)
@@ -211,9 +227,8 @@ def show(
     lines = folder.metrics()
     if lines:
         say(f"metrics, {len(lines)} lines; the last: " + ", ".join(f"{k} {_figure(v)}" for k, v in lines[-1].items()))
-    failure = folder.read("failure.json")
-    if failure:
-        say(f"failed: {failure.get('error', '')}")
+    if failure := folder.failure():
+        say(f"failed: {failure}")
         say(f"  what it printed is in {folder.path / 'output.txt'}")
     if state == FINISHED:
         for key, value in folder.result().items():
@@ -276,10 +291,8 @@ def clean(
     if states:
         folders = [folder for folder in folders if folder.state == states]
     if checkpoints:
-        folders = [folder for folder in folders if folder.finished and any(folder.path.glob("*.safetensors"))]
-    busy = [folder.path.name for folder in folders if folder.state == RUNNING]
-    if busy:
-        raise BatchNormError(f"{', '.join(busy)} is under way", do="end it first")
+        folders = [folder for folder in folders if folder.finished and (folder.path / CHECKPOINT).exists()]
+    refuse_busy(folders)
     if not folders:
         say("There is nothing to delete.")
         return
@@ -288,13 +301,20 @@ def clean(
         say(f"{folder.path.name}  {folder.run.name}")
     if not yes and not typer.confirm(f"Delete {what}{len(folders)} run{'s' * (len(folders) > 1)}?"):
         return
+    refuse_busy(folders)  # some may have been started while the question waited
     for folder in folders:
         if checkpoints:
-            for file in folder.path.glob("*.safetensors"):
-                file.unlink()
-        else:
-            shutil.rmtree(folder.path)
+            (folder.path / CHECKPOINT).unlink(missing_ok=True)
+        elif left := folder.delete():
+            say(f"{folder.path} is kept: {', '.join(left[:3])} {'is' if len(left) == 1 else 'are'} not of the run.")
     say(f"Deleted {what}{len(folders)} run{'s' * (len(folders) > 1)}.")
+
+
+def refuse_busy(folders: list[Folder]) -> None:
+    """Refuse to delete what another process is at."""
+    busy = [folder.path.name for folder in folders if folder.state == RUNNING]
+    if busy:
+        raise BatchNormError(f"{', '.join(busy)} is under way", do="end it first")
 
 
 @lab.command()
@@ -411,7 +431,7 @@ def standing(folder: Folder, state: str) -> str:
     if state == FINISHED:
         return headline(folder)
     if state == FAILED:
-        return str((folder.read("failure.json") or {}).get("error", ""))
+        return folder.failure()
     stands = folder.progress()
     return f"{stands['done']:,} of {stands['total']:,}" if stands else ""
 

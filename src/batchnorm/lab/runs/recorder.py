@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from batchnorm.errors import BatchNormError
 from batchnorm.files import replacing
-from batchnorm.lab.runs.store import Folder, damaged
-from batchnorm.records import plain
+from batchnorm.lab.runs.store import CHECKPOINT, Folder, damaged
+from batchnorm.records import parsed, plain, typed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHECKPOINT = "checkpoint.safetensors"
 BETWEEN_CHECKPOINTS = 30.0  # seconds
 BETWEEN_LOOKS = 0.5  # seconds between two writes of progress.json
 ENTRY = "batchnorm"  # of the metadata in a checkpoint
@@ -136,10 +134,11 @@ def read_checkpoint(path: Path) -> tuple[Saved | None, int]:
 
     try:
         with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {})[ENTRY])
+            about = parsed((file.metadata() or {})[ENTRY])
+            typed(about, {"step": int, "kept": int, "facts": dict}, "it", ("step", "kept", "facts"))
+            if min(about["step"], about["kept"]) < 0:
+                raise ValueError("a number is negative")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return Saved(int(about["step"]), tensors, dict(about["facts"])), int(about["kept"])
+        return Saved(about["step"], tensors, about["facts"]), about["kept"]
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        if isinstance(error, BatchNormError):
-            raise
         raise damaged(path, f"it is no checkpoint of a run: {error}") from error

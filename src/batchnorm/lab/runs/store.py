@@ -36,7 +36,23 @@ VARIABLE = "BATCHNORM_LAB"  # names the store where --store does not
 DEFAULT = "batchnorm-lab"
 KEY = re.compile(rf"[0-9a-f]{{{DIGITS}}}")
 LEFT_BY_A_KILL = re.compile(r"\.[^/]*\.[0-9a-f]{16}")  # as `batchnorm.files.replacing` names its folders
+MOST_THREADS = 4096
 FINISHED, RUNNING, INTERRUPTED, FAILED, WAITING = "finished", "running", "interrupted", "failed", "waiting"
+
+
+CHECKPOINT = "checkpoint.safetensors"
+# In the order in which a run is deleted: a kill on the way leaves a run that is not finished.
+FILES = (
+    "result.json",
+    "failure.json",
+    "progress.json",
+    "output.txt",
+    "metrics.jsonl",
+    CHECKPOINT,
+    "environment.json",
+    "run.json",
+    "lock",
+)
 
 
 class Busy(BatchNormError):
@@ -61,10 +77,13 @@ class Folder:
         if self.finished:
             return FINISHED
         try:
-            with self.opened():
-                pass
+            if (self.path / "lock").exists():
+                with self.opened():
+                    pass
         except Busy:
             return RUNNING
+        except BatchNormError:
+            pass  # the folder of another user, which may not be written to
         if (self.path / "failure.json").exists():
             return FAILED
         return INTERRUPTED if (self.path / "environment.json").exists() else WAITING
@@ -77,6 +96,8 @@ class Folder:
             lock.acquire()
         except Timeout:
             raise Busy("another process is at this run", where=str(self.path), do="wait for it, or end it") from None
+        except OSError as error:
+            raise BatchNormError(f"{self.path} cannot be written to ({error.strerror})") from error
         try:
             yield
         finally:
@@ -105,6 +126,13 @@ class Folder:
             raise damaged(self.path / "result.json", "it holds no result")
         return result
 
+    def failure(self) -> str:
+        """Return why the run failed, nothing if it did not."""
+        failure = self.read("failure.json")
+        if failure is not None and not (isinstance(failure, dict) and isinstance(failure.get("error"), str)):
+            raise damaged(self.path / "failure.json", "it holds no error")
+        return str(failure["error"]) if failure else ""
+
     def metrics(self) -> list[dict[str, Any]]:
         """Return the lines of metrics.jsonl, each with its step; null is read as NaN."""
         path = self.path / "metrics.jsonl"
@@ -114,6 +142,7 @@ class Folder:
             try:
                 value = parsed(line)
                 typed({"step": value["step"]}, {"step": int}, "the line")
+                check_plain(value, "the line")
             except (ValueError, TypeError, KeyError) as error:
                 raise damaged(path, f"line {number} cannot be read ({error})") from error
             found.append({key: math.nan if item is None else item for key, item in value.items()})
@@ -135,7 +164,21 @@ class Folder:
             return []
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
             raise damaged(self.path / "environment.json", "it holds no list of starts")
+        for each in found:
+            threads, seconds = each.get("threads", 1), each.get("seconds", 0.0)
+            if type(threads) is not int or not 1 <= threads <= MOST_THREADS or type(seconds) not in (int, float):
+                raise damaged(self.path / "environment.json", "it holds no list of starts")
         return found
+
+    def delete(self) -> list[str]:
+        """Delete the run, and its folder unless something else is in it; return the names of what is left."""
+        self.remove_leftovers()
+        for name in FILES:
+            (self.path / name).unlink(missing_ok=True)
+        left = sorted(place.name for place in self.path.iterdir())
+        if not left:
+            self.path.rmdir()
+        return left
 
     def remove_leftovers(self) -> None:
         """Remove what a kill in the middle of a write left."""
@@ -151,6 +194,23 @@ def damaged(path: Path, why: str) -> BatchNormError:
     'runs/0f/result.json is damaged (it is empty); move the run elsewhere, or delete its folder'
     """
     return BatchNormError(f"{path} is damaged ({why})", do="move the run elsewhere, or delete its folder")
+
+
+def check_kinds(folder: Path) -> None:
+    """Refuse links, pipes and devices in the place of a run's files: a run may come from somebody else.
+
+    To write through a link would change a file that is not the run's, and a pipe would wait for ever.
+    """
+    if folder.is_symlink():
+        raise BatchNormError(f"{folder} is a symbolic link, not the folder of a run; it is left alone")
+    try:
+        with os.scandir(folder) as entries:
+            odd = [entry for entry in entries if entry.name in FILES and not entry.is_file(follow_symlinks=False)]
+            names = [(entry.name, entry.is_symlink()) for entry in odd]
+    except OSError as error:
+        raise BatchNormError(f"{folder} cannot be read ({error.strerror})") from error
+    for name, link in names:
+        raise damaged(folder / name, "it is a symbolic link" if link else "it is no regular file")
 
 
 class Store:
@@ -171,6 +231,8 @@ class Store:
     def add(self, run: Run) -> Folder:
         """Make the folder of a run if it is not there; one that is there is left as it is."""
         folder = self.folder(run)
+        if os.path.lexists(folder.path):
+            check_kinds(folder.path)
         if (folder.path / "run.json").exists():
             return self.read(folder.path)
         check_folder("--store", self.root)
@@ -185,6 +247,7 @@ class Store:
 
     def read(self, path: Path) -> Folder:
         """Return the run of a folder, after a look at whether it is one."""
+        check_kinds(path)
         about = Folder(path, Run("", {})).read("run.json")
         fields = {"format": int, "experiment": str, "options": dict, "name": str, "created": str}
         try:
@@ -203,8 +266,9 @@ class Store:
             if path.name.startswith(".") or not (path.is_dir() or KEY.fullmatch(path.name)):
                 continue
             try:
-                if not KEY.fullmatch(path.name) or path.is_symlink():
+                if not KEY.fullmatch(path.name):
                     raise BatchNormError(f"{path} is not a run; it is left alone")
+                check_kinds(path)
                 if not any(path.glob("*.json")):
                     continue  # a kill came before it was written down what is to run
                 found.append(self.read(path))
@@ -220,8 +284,14 @@ class Store:
         batchnorm.errors.BatchNormError: no run in no-such-store is called '0f3'; see batchnorm lab list
         """
         runs, _ = self.runs()
-        exact = [folder for folder in runs if folder.path.name == words or folder.run.name == words]
-        found = exact or [folder for folder in runs if words and folder.path.name.startswith(words)]
+        # A key comes before a name: a run from somebody else may be named after the key of another.
+        found = (
+            [folder for folder in runs if folder.path.name == words]
+            or [folder for folder in runs if words and folder.path.name.startswith(words)]
+            or [folder for folder in runs if folder.run.name == words]
+        )
+        if not found and KEY.fullmatch(words) and (self.root / words).is_dir():
+            self.read(self.root / words)  # says what is wrong with it
         if not found:
             raise BatchNormError(f"no run in {self.root} is called {words!r}", do="see batchnorm lab list")
         if len(found) > 1:

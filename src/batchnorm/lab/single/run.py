@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from batchnorm.checkpoints import mismatch
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import Examples, examples, hold_out
@@ -26,6 +27,7 @@ from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.lab.single.networks import NETWORKS
 from batchnorm.lab.train import batches
 from batchnorm.lab.trainer import CHUNK, SCHEDULES
+from batchnorm.records import typed, values_of
 from batchnorm.transforms.convert import convert
 
 NORMS = tuple(dict.fromkeys(norm for _, norms in NETWORKS.values() for norm in norms))
@@ -98,7 +100,7 @@ def run(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
         network, _ = convert(network, "sync")
     trained = DistributedDataParallel(network) if world > 1 else network
     optimizer = torch.optim.SGD(grouped(network, options["decay"]), options["rate"], options["momentum"])
-    start = restore(recorder, network, optimizer, source.checksum)
+    start = restore(recorder, network, optimizer, source.checksum, options["steps"])
     order = batches(options["seed"], len(data.train_labels), options["batch"])
     best = start.get("best", 0.0)
     total, count = start.get("total", 0.0), start.get("count", 0)
@@ -132,6 +134,7 @@ def run(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
             facts = {"best": best, "total": total, "count": count, "checksum": source.checksum}
             recorder.save(step, state_of(network, optimizer), **facts)
     recorder.save(options["steps"], state_of(network, optimizer), best=best, checksum=source.checksum)
+    accuracy = validate(network, data, rank, world)  # also where a kill came between the checkpoint and the result
     return {
         "accuracy": accuracy,
         "best_accuracy": best,
@@ -172,7 +175,7 @@ def state_of(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 
 def restore(
-    recorder: Recorder, network: nn.Module, optimizer: torch.optim.Optimizer, checksum: str
+    recorder: Recorder, network: nn.Module, optimizer: torch.optim.Optimizer, checksum: str, steps: int
 ) -> Mapping[str, Any]:
     """Put the last checkpoint into the network and its optimizer; return its facts and its step."""
     saved = recorder.restored()
@@ -184,10 +187,21 @@ def restore(
         )
     tensors = saved.tensors
     own = {name.removeprefix("network."): t for name, t in tensors.items() if name.startswith("network.")}
+    momentum = {name.removeprefix("momentum."): t for name, t in tensors.items() if name.startswith("momentum.")}
+    parameters = dict(network.named_parameters())
+    wrong = mismatch(own, network.state_dict()) or mismatch(
+        momentum, {name: parameter for name, parameter in parameters.items() if name in momentum}
+    )
+    if wrong or saved.step > steps:
+        raise BatchNormError(
+            f"its checkpoint is not of this run ({wrong or f'of step {saved.step:,}'})", do="delete the run"
+        )
     network.load_state_dict(own)
-    for name, parameter in network.named_parameters():
-        if f"momentum.{name}" in tensors:
-            optimizer.state[parameter]["momentum_buffer"] = tensors[f"momentum.{name}"].clone()
+    for name, tensor in momentum.items():
+        optimizer.state[parameters[name]]["momentum_buffer"] = tensor.clone()
+    facts = {"best": float, "total": float, "count": int, "checksum": str}
+    with values_of("its checkpoint", "delete the run"):
+        typed(dict(saved.facts), facts, "it")
     return {**saved.facts, "step": saved.step}
 
 
