@@ -230,11 +230,8 @@ def _unfit(graph: Graph, layer: nn.Module) -> str:
     if held or isinstance(layer, Normed) or any(_normalises(graph, r) for r in _readers(graph, calls)):
         return "a norm follows already"
     if not calls:
-        paths = [path for path, module in graph.modules.items() if module is layer]
-        if any(graph.times[path] for path in paths):
-            return "its weight is computed by modules inside it"
-        read = any(graph.readers_of(f"{path}.weight") for path in paths)
-        return "its weight is read without a call of it" if read else "this example does not reach it"
+        inside = any(graph.times[path] for path, module in graph.modules.items() if module is layer)
+        return "its weight is computed by modules inside it" if inside else graph.uncalled(layer)
     if len(calls) > 1:
         return f"it is called {len(calls)} times, and each place would need a norm of its own"
     if len(calls[0].outputs) != 1:
