@@ -87,7 +87,7 @@ def insert(
 
     A forward that somebody wrote cannot be changed, so the layer itself becomes one that is followed by a norm (see
     `batchnorm.layers.normed.Normed`): the same object and class, the same keys, and the norm's under ``<name>.norm``.
-    `fold` takes it away again.
+    `fold` takes it away again, unless the layer's class has a forward of its own.
 
     ``preserve`` keeps a trained network's function in evaluation: batches (as `calibrate` takes them) on which the
     statistics are measured; then gamma is the standard deviation and beta the mean, so that the norm gives what it
