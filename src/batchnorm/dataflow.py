@@ -116,6 +116,24 @@ class Graph:
         """
         return list(self._indexed().by_source.get(path, ()))
 
+    def uncalled(self, module: nn.Module) -> str:
+        """Return why a module has no call of its own.
+
+        >>> from batchnorm import trace
+        >>> class Written(nn.Linear):
+        ...     def forward(self, x):
+        ...         return x @ self.weight
+        >>> model = Written(3, 3)
+        >>> trace(model, torch.randn(2, 3)).uncalled(model)
+        'matmul (a function) reads its numbers, without a call of it'
+        """
+        names = [*module._parameters, *module._buffers]
+        paths = [f"{path}." if path else "" for path, each in self.modules.items() if each is module]
+        readers = [call.name for path in paths for name in names for call in self.readers_of(path + name)]
+        if not readers:
+            return "this example does not reach it"
+        return f"{readers[0]} (a function) reads its numbers, without a call of it"
+
     def feeds_output(self, value: int) -> bool:
         """Whether a value is (part of) what the model returns.
 

@@ -61,9 +61,6 @@ def scores(model, batch):
 
 VERBS = {
     "calibrate": lambda m, batch: bn.calibrate(m, [batch], progress=False)[1].samples == 8,
-    "calibrate, one batch": lambda m, batch: (
-        not isinstance(batch, (tuple, list)) and bn.calibrate(m, batch, progress=False)[1].samples == 8
-    ),
     "adapt": lambda m, batch: bn.adapt(m, [batch])[1].examples == 8,
     "adapt by entropy": lambda m, batch: bn.adapt(m, [batch], method="entropy", forward=scores)[1].examples == 8,
     "insert": lambda m, batch: bn.insert(m, {"pixel_values": X}, "plain", preserve=[batch])[1].certificate.kept,
@@ -76,8 +73,29 @@ VERBS = {
 @pytest.mark.parametrize("kind", BATCHES)
 @pytest.mark.parametrize("name", VERBS)
 def test_batches(name, kind):
-    found = VERBS[name](Classifier(), BATCHES[kind])
-    assert found or (name == "calibrate, one batch" and isinstance(BATCHES[kind], (tuple, list)))
+    assert VERBS[name](Classifier(), BATCHES[kind])
+
+
+ALONE = {
+    "calibrate": lambda m, batch: bn.calibrate(m, batch, progress=False)[1].samples == 8,
+    "adapt": lambda m, batch: bn.adapt(m, batch)[1].examples == 8,
+    "insert": lambda m, batch: bn.insert(m, X, "plain", preserve=batch)[1].certificate.kept,
+    "convert": lambda m, batch: bn.convert(m, "group", data=batch)[1].certificate is not None,
+    "check": lambda m, batch: len(bn.check(m, data=batch, select=["BN2"]).subject.batches) == 1,
+    "boundary": lambda m, batch: len(bn.probe.boundary(m, batch, batch_sizes=(2,), draws=2)) == 1,
+}
+
+
+@pytest.mark.parametrize("batch", [X, named(), Features(named(labels=Y))], ids=["tensor", "dictionary", "mapping"])
+@pytest.mark.parametrize("name", ALONE)
+def test_a_tensor_or_a_mapping_in_the_place_of_batches_is_one(name, batch):
+    assert ALONE[name](Classifier(), batch)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_what_gives_no_batches_is_named(name):
+    with pytest.raises(bn.BatchNormError, match="the batches are a int; give a list of batches, or a DataLoader"):
+        ALONE[name](Classifier(), 3)
 
 
 def test_statistics_are_those_of_the_tensor_alone():

@@ -179,6 +179,40 @@ class WithoutBackward(torch.autograd.Function):
         raise RuntimeError("made for inference")
 
 
+class Standardised(nn.Conv2d):
+    """As timm's ScaledStdConv2d: a forward of its own, which reads the bias."""
+
+    def forward(self, x):
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return nn.functional.conv2d(x, weight, None, self.stride, self.padding) + self.bias[:, None, None]
+
+
+def test_a_layer_whose_class_computes_its_weight():
+    torch.manual_seed(0)
+    model = nn.Sequential(Standardised(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()).double().eval()
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    normed, report = bn.insert(model, x, preserve=[x])
+    assert report.paths == ("0", "2")
+    assert [normed[i].bias is None for i in (0, 2)] == [False, True]
+    torch.testing.assert_close(normed.eval()(x), model(x), rtol=1e-10, atol=1e-12)
+
+
+class Attending(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.attention = nn.Linear(6, 6), nn.MultiheadAttention(6, 2)
+
+    def forward(self, x):
+        return self.attention(*[self.layer(x).relu()] * 3)[0]
+
+
+def test_a_layer_that_is_read_but_not_called():
+    _, report = bn.insert(Attending(), torch.randn(5, 4, 6))
+    assert report.left == {
+        "attention.out_proj": "multi_head_attention_forward (a function) reads its numbers, without a call of it"
+    }
+
+
 def test_fold_takes_it_away_again():
     model = Net()
     normed, _ = bn.insert(model, EXAMPLE, preserve=EXAMPLE)

@@ -213,7 +213,7 @@ def test_the_function_is_kept_or_a_sentence_says_why(name, verb):
         ("a hook that changes", "drop_bias", "it has hooks, which would see other numbers"),
         ("before a padded one", "fold", "pad"),
         ("a weight read elsewhere", "fold", "the weight of layer is also read by conv2d"),
-        ("forward called by name", "fold", "this example does not reach it"),
+        ("forward called by name", "fold", "batch_norm (a function) reads its numbers, without a call of it"),
         ("the axis of a sequence", "drop_bias", "axis"),
     ],
 )
@@ -231,6 +231,13 @@ def test_a_weight_that_is_computed_before_each_run_still_learns_in_a_copy(name):
     changed.train()(example).square().mean().backward()
     torch.optim.SGD(changed.parameters(), lr=0.1).step()
     assert all(bool((value != before[key]).any()) for key, value in changed.named_parameters() if key.startswith("0."))
+
+
+@pytest.mark.parametrize("verb", [bn.fold, bn.fuse])
+def test_a_norm_that_a_function_computes_is_not_out_of_reach(verb):
+    model, example = made("a norm as a function")
+    _, report = verb(model.eval(), example)
+    assert "batch_norm (a function) reads its numbers, without a call of it" in report.left["norm"]
 
 
 def test_an_observer_that_grows_is_put_back():

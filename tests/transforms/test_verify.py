@@ -129,7 +129,7 @@ def test_random_inputs_that_the_model_refuses_are_left_out():
 
 
 def test_outputs_that_tell_nothing_are_refused():
-    with pytest.raises(bn.BatchNormError, match="returned no numbers"):
+    with pytest.raises(bn.BatchNormError, match="returned no tensors"):
         verify(Give(lambda x: "text"), Give(lambda x: "text"), X, verb="none")
     with pytest.raises(bn.BatchNormError, match="NaN or infinite on the example"):
         verify(Give(lambda x: x * math.nan), Give(lambda x: x * math.nan), X, verb="none")
@@ -198,12 +198,15 @@ class Silent(nn.Module):
         return self.end(self.act(self.fc(x)))
 
 
-@pytest.mark.parametrize("end", [lambda y: y * 0, lambda y: (y > -9).long(), lambda y: (y * 0, y.shape)])
+@pytest.mark.parametrize(
+    "end",
+    [lambda y: y * 0, lambda y: (y > -9).long(), lambda y: (y * 0, y.shape), lambda y: [{"boxes": y[y > 9]}]],
+)
 def test_behind_zeros_and_labels_the_layers_are_compared(end):
     a, b = Silent(end), Silent(end)
     certificate = verify(a, b, X, verb="none")
     assert certificate.absolute == 0.0
-    assert str(certificate).startswith("the outputs are zeros or labels; layers inside differ by at most 0 ")
+    assert str(certificate).startswith("the outputs are empty, zeros or labels; layers inside differ by at most 0 ")
     nn.init.ones_(b.fc.bias)
     with pytest.raises(bn.NotEquivalent, match=r"what fc makes would differ by .*, zeros or labels, do not show it"):
         verify(a, b, X, verb="none")

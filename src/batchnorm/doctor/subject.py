@@ -25,6 +25,7 @@ from batchnorm.layers.sync import Synchronised
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import in_mode, random_states, untouched
 from batchnorm.transforms.calibrate import Calibrated, calibrate
+from batchnorm.transforms.measuring import streamed
 
 Forward = Callable[[nn.Module, Any], Any]
 BATCHES = 64  # of data, at most, unless more are asked for
@@ -109,7 +110,8 @@ class Subject:
         source = getattr(data, "source", data)  # of batches that the command line has wrapped
         self.loader = source if isinstance(source, DataLoader) else None
         with random_states():  # a DataLoader draws a number whenever it begins
-            self.batches: list[Any] = [] if data is None else list(itertools.islice(data, max_batches))
+            given = () if data is None else streamed(data, "check")
+            self.batches: list[Any] = list(itertools.islice(given, max_batches))
         self._forward = forward
         self.held: dict[str, str] = {}  # by code, why a rule measured a difference and does not report it
         self.tallies: dict[str, Any] = {}  # of rules that look at the same passes, by code (see `tallies`)

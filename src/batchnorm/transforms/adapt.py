@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -36,6 +36,7 @@ from batchnorm.transforms.measuring import (
     replaced,
     short,
     sites,
+    streamed,
 )
 
 METHODS = ("statistics", "entropy")
@@ -77,7 +78,7 @@ class Adapted(Measured):
 
 def adapt(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[Any] | Tensor,
     *,
     method: str = "statistics",
     forward: Forward | None = None,
@@ -107,10 +108,10 @@ def adapt(
     output. The statistics are those of the batches, as they passed.
 
     A batch is a tensor, a tuple or list that begins with one, or a dictionary of arguments; for anything else,
-    ``forward`` takes the model and a batch. Frozen layers stay as they are (`unfreeze` them first). ``progress`` shows
-    a bar. A batch that raises leaves the model and the optimizers as they were. ``optimizer``: one or several, made for
-    ``model``, if it is to be trained on; they follow to the copy with their groups and state. ``inplace`` adapts the
-    model itself, which is returned.
+    ``forward`` takes the model and a batch. A tensor or a dictionary in the place of the batches is one batch. Frozen
+    layers stay as they are (`unfreeze` them first). ``progress`` shows a bar. A batch that raises leaves the model and
+    the optimizers as they were. ``optimizer``: one or several, made for ``model``, if it is to be trained on; they
+    follow to the copy with their groups and state. ``inplace`` adapts the model itself, which is returned.
 
     When not to: in a stream sorted by class (or by anything else that features show) the moments of a batch carry the
     class. Normalising by them takes it out, so "entropy" learns from spoilt predictions, and statistics of a part of
@@ -122,9 +123,7 @@ def adapt(
     _check(method, prior, steps, lr)
     check_forward(forward, "adapt")
     optimizers = check_optimizers(model, optimizer, "adapt")
-    if isinstance(batches, (Tensor, Mapping)):
-        kind = f"tensor of shape {list(batches.shape)}" if isinstance(batches, Tensor) else type(batches).__name__
-        raise BatchNormError(f"batches is one {kind}", where="adapt", do="give a list of batches: [x]")
+    batches = streamed(batches, "adapt")
     layers, left = sites(model, "adapt")
     if method == "entropy" and not any(layer.weight is not None or layer.bias is not None for _, layer in layers):
         raise BatchNormError("no BN layer has a gamma or beta to adapt", where="adapt", do='use method="statistics"')

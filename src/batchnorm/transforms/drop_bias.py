@@ -156,7 +156,7 @@ def norms_after(graph: Graph, model: nn.Module, path: str, layer: nn.Module) -> 
         return held
     calls = graph.of(layer)
     if not calls:
-        return "this example does not reach it"
+        return graph.uncalled(layer)
     found: dict[str, _BatchNorm] = {}
     for call in calls:
         after = _the_one_after(graph, call)

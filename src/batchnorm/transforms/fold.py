@@ -169,7 +169,7 @@ class _Folding:
     def _awkward(self, norm: nn.Module, calls: list[Call]) -> str:
         """Why the way a layer is used forbids taking it away."""
         if not calls:
-            return "this example does not reach it"
+            return self.graph.uncalled(norm)
         if any(set(call.arguments) - {"0", "input"} and not isinstance(norm, _Fast) for call in calls):
             return "it is called with more than one tensor"
         if any("mask" in call.arguments or "2" in call.arguments for call in calls):

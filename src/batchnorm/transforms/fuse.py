@@ -205,7 +205,7 @@ class _Fusing:
                     return tail
                 tails.add(tail)
         if not tails:
-            return "this example does not reach it"
+            return self.graphs[0].uncalled(norm)
         if len(tails) > 1:
             return "it is called several times, and followed by different things"
         tail = tails.pop()

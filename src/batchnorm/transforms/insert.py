@@ -87,7 +87,7 @@ def insert(
 
     A forward that somebody wrote cannot be changed, so the layer itself becomes one that is followed by a norm (see
     `batchnorm.layers.normed.Normed`): the same object and class, the same keys, and the norm's under ``<name>.norm``.
-    `fold` takes it away again.
+    `fold` takes it away again, unless the layer's class has a forward of its own.
 
     ``preserve`` keeps a trained network's function in evaluation: batches (as `calibrate` takes them) on which the
     statistics are measured; then gamma is the standard deviation and beta the mean, so that the norm gives what it
@@ -112,7 +112,7 @@ def insert(
     changed, memo = copied_with(model, where=_HERE)
     before = in_mode(copied_with(model, where=_HERE)[0], False)
     with untouched(changed):
-        graph = trace(in_mode(changed, False), example, forward=forward)
+        graph = trace(in_mode(changed, False), example, forward=forward, opaque=_is_whole)
     places, left = _places(changed, graph, where, only, after_activation)
     norms = {path: _make(norm, graph, path, layer, options) for path, layer in places.items()}
     moments = None if preserve is None else _measure(changed, graph, places, preserve, forward or batch_forward(_HERE))
@@ -123,7 +123,7 @@ def insert(
         bias = layer._parameters.get("bias") if isinstance(layer, (nn.Linear, _ConvNd)) else None
         if bias is not None and not isinstance(norms[path], (_BatchNorm, _InstanceNorm)):
             bias = None  # only what subtracts each channel's own mean cancels it
-        if bias is not None and held_bias(graph, changed, layer):
+        if bias is not None and (_has_own_forward(layer) or held_bias(graph, changed, layer)):
             bias = None
         if moments is not None:
             _keep_function(path, norms[path], moments[path], bias)
@@ -214,6 +214,15 @@ def _places(
     return places, left
 
 
+def _is_whole(module: nn.Module) -> bool:
+    """Whether a module is seen as one call: a layer is, also if its class has a forward of its own."""
+    return isinstance(module, _BatchNorm) or (isinstance(module, (nn.Linear, _ConvNd)) and not any(module.children()))
+
+
+def _has_own_forward(layer: nn.Module) -> bool:
+    return not type(layer).forward.__module__.startswith("torch.nn.")
+
+
 def _unfit(graph: Graph, layer: nn.Module) -> str:
     """Why no norm can stand behind a layer; empty if one can."""
     calls = graph.of(layer)
@@ -221,8 +230,8 @@ def _unfit(graph: Graph, layer: nn.Module) -> str:
     if held or isinstance(layer, Normed) or any(_normalises(graph, r) for r in _readers(graph, calls)):
         return "a norm follows already"
     if not calls:
-        inside = bool(list(layer.children())) and any(graph.times[p] for p, m in graph.modules.items() if m is layer)
-        return "its weight is computed by modules inside it" if inside else "this example does not reach it"
+        inside = any(graph.times[path] for path, module in graph.modules.items() if module is layer)
+        return "its weight is computed by modules inside it" if inside else graph.uncalled(layer)
     if len(calls) > 1:
         return f"it is called {len(calls)} times, and each place would need a norm of its own"
     if len(calls[0].outputs) != 1:

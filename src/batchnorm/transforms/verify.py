@@ -85,9 +85,9 @@ def verify(
     itself does not accept, or for which it gives NaN, is left out. `NotEquivalent` names the first module, among those
     that ``unchanged`` says should give the same, where the two part. Neither model is touched.
 
-    Outputs that are all zero, or only labels, would be the same whatever happened: then what those modules make is
-    compared in their place. NaN equals nothing: an example for which the model as it was gives NaN is refused, and so
-    is a model that does not give the same twice. In some networks rounding alone moves the outputs by more than the
+    Outputs that are empty, all zero, or only labels, would be the same whatever happened: then what those modules make
+    is compared in their place. NaN equals nothing: an example for which the model as it was gives NaN is refused, and
+    so is a model that does not give the same twice. In some networks rounding alone moves the outputs by more than the
     tolerance. So they may differ by `KINKS` times as much as they do when every parameter moves by a unit in the last
     place, up to `ROUNDED`.
     """
@@ -181,6 +181,7 @@ def _difference_by_same_choices(
 
 
 _KEPT = "the model was left as it was"
+_SILENT = "empty, zeros or labels"  # a detector may find nothing in the example
 
 
 def _allowed(model: nn.Module) -> float:
@@ -200,12 +201,13 @@ def _tells(tensor: Tensor) -> bool:
 
 def _check_numbers(outputs: list[Tensor], model: nn.Module, given: Any, run: Forward, verb: str) -> None:
     """Refuse to certify by outputs that cannot be compared."""
-    if not any(t.numel() for t in outputs):
+    if not outputs:
         raise BatchNormError(
-            "the model returned no numbers, so there is nothing to compare", where=verb,
+            "the model returned no tensors, so there is nothing to compare", where=verb,
             do="give forward=, a function of the model and the example that returns tensors",
         )  # fmt: skip
-    if any(_has_nan(t) for t in outputs) or not any(bool(t.isfinite().any()) for t in outputs):
+    numbers = [t for t in outputs if t.numel()]
+    if any(_has_nan(t) for t in numbers) or (numbers and not any(bool(t.isfinite().any()) for t in numbers)):
         raise BatchNormError(
             "the model's outputs are NaN or infinite on the example before anything is changed"
             + _first_nan(model, given, run), where=verb,
@@ -249,7 +251,7 @@ def _inside(
     unchanged: Callable[[str], bool],
     verb: str,
 ) -> Certificate:
-    """Compare what the modules inside make, where the outputs are zeros or labels and tell nothing."""
+    """Compare what the modules inside make, where the outputs are empty, zeros or labels and tell nothing."""
     absolute = relative = 0.0
     seen = False
     for path, was, now in _pairs(before, after, given, run, unchanged):
@@ -261,16 +263,16 @@ def _inside(
         if not relative <= allowed:
             raise NotEquivalent(
                 f"what {path} makes would differ by {found[0]:.3g} ({found[1]:.2g} of the largest, allowed: "
-                f"{allowed:g}); the outputs of the model, zeros or labels, do not show it",
+                f"{allowed:g}); the outputs of the model, {_SILENT}, do not show it",
                 where=verb,
                 do=_KEPT,
             )
     if not seen:
         raise BatchNormError(
-            "the outputs are zero or labels, and so is what the layers inside make: nothing shows whether the function "
+            f"the outputs are {_SILENT}, and so is what the layers inside make: nothing shows whether the function "
             "is kept", where=verb, do="give an example, or forward=, with outputs that are not zero",
         )  # fmt: skip
-    return Certificate(absolute, relative, allowed, 1, "the outputs are zeros or labels; layers inside")
+    return Certificate(absolute, relative, allowed, 1, f"the outputs are {_SILENT}; layers inside")
 
 
 def _same_kind(old: list[Tensor], new: list[Tensor], verb: str) -> None:

@@ -17,6 +17,7 @@ from batchnorm.graph import trace
 from batchnorm.nested import fresh
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Measurement
+from batchnorm.transforms.measuring import no_batches, streamed
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Boundary:
 
 def boundary(
     model: nn.Module,
-    batches: Iterable[Any],
+    batches: Iterable[Any] | Tensor,
     *,
     layers: Sequence[str] | None = None,
     batch_sizes: Sequence[int] = (2, 8, 32, 128),
@@ -70,9 +71,9 @@ def boundary(
     ``batches`` holds tensors, tuples that begin with one, or dictionaries of arguments; the model is watched in
     evaluation mode, and is as it was afterwards. ``layers`` chooses BN layers by path.
     """
-    inputs = [inputs_of(model, batch, "boundary") for batch in batches]
+    inputs = [inputs_of(model, batch, "boundary") for batch in streamed(batches, "boundary")]
     if not inputs:
-        raise BatchNormError("there are no batches", where="boundary", do="give at least one")
+        raise no_batches("boundary")
     pairs = _pairs(model, inputs[0], layers)
     seen: dict[str, list[Tensor]] = {path: [] for path in pairs}
     with untouched(model), torch.no_grad():
