@@ -1,7 +1,8 @@
-"""race, figure1 and landscape into a folder that has one already: they go on or refuse, and never replace."""
+"""The commands of the lab are runs of its store: killed or stopped they go on, and nothing is replaced."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,27 +10,50 @@ from pathlib import Path
 
 import pytest
 
-import batchnorm as bn
-from batchnorm.lab.shelf import FILE, Shelf
-
 SOURCE = str(Path(__file__).parents[2] / "src")
 RACE = ["race", "--seeds", "1", "--steps", "40", "--depths", "2,3", "--rates", "0.03,0.1", "--threads", "1"]
-FIGURE = ["figure1", "--seeds", "1", "--steps", "60", "--rates", "0.3,1", "--threads", "1"]
 INCEPTION = ["race", "--network", "inception", "--seeds", "1", "--steps", "6", "--every", "3", "--threads", "1"]
-LANDSCAPE = ["landscape", "--seeds", "1", "--steps", "6"]
+OWN = ["race", "--model", "net.py:make", "--data", "net.py:data", "--seeds", "1", "--steps", "20", "--threads", "1"]
+FIGURE = ["figure1", "--seeds", "1", "--steps", "60", "--rates", "0.3,1", "--threads", "1"]
+LANDSCAPE = ["landscape", "--seeds", "2", "--steps", "30", "--threads", "1"]
+FILM = ["watch-demo", "--steps", "60"]
+COMMANDS = {
+    "race": (RACE, "race.json"),
+    "inception": (INCEPTION, "race.json"),
+    "own": (OWN, "race.json"),
+    "figure1": (FIGURE, "figure1.json"),
+    "landscape": (LANDSCAPE, "landscape.json"),
+}
+NETWORK = """
+import torch
+def make():
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+def data():
+    x = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+    return [(x, (x[:, 0] > 0).long())]
+"""
 
 
-def start(folder, words):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])}
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("BATCHNORM_LAB", "runs")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]))
+    (tmp_path / "net.py").write_text(NETWORK)
+    return tmp_path
+
+
+def start(folder, words, **environment):
     command = [sys.executable, "-m", "batchnorm", *words]
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env={**os.environ, **environment}, **pipes)
 
 
-def run(folder, words, code=0):
-    process = start(folder, words)
-    out, err = process.communicate(timeout=240)
+def run(folder, words, code=0, **environment):
+    process = start(folder, words, **environment)
+    try:
+        out, err = process.communicate(timeout=600)
+    finally:
+        process.kill()  # a process that took too long would go on after the test
     assert process.returncode == code, (out, err)
     return out, err
 
@@ -41,55 +65,104 @@ def measured(path):
     summary = {
         key: value
         for key, value in records["summary"].items()
-        if key != "notes" and "seconds" not in key and "peak" not in key
+        if key not in ("notes", "lines") and "seconds" not in key and "peak" not in key
     }
     rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in summary.pop("rows", ())]
     return [m for m in records["measurements"] if m not in timed], summary, rows, records["configuration"]
 
 
-@pytest.mark.parametrize(("words", "name"), [(RACE, "race"), (FIGURE, "figure1"), (INCEPTION, "race")])
-def test_killed_in_the_middle_it_goes_on(tmp_path, words, name):
-    run(tmp_path, [*words, "--out", "whole"])
-    process = start(tmp_path, [*words, "--out", "killed"])
-    parts = tmp_path / "killed" / FILE
-    deadline = time.monotonic() + 120
-    while not parts.exists() or parts.read_bytes().count(b"\n") < 2:
+def stopped_after_a_part(folder, words, number):
+    """Start a command and send it a signal when a part of it is finished; return the file of parts."""
+    process = start(folder, words)
+    deadline = time.monotonic() + 400
+    while not any(b"\n" in file.read_bytes() for file in folder.glob("runs/*/metrics.jsonl")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process.kill()
+        time.sleep(0.002)
+    process.send_signal(number)
     process.communicate()
+    (parts,) = folder.glob("runs/*/metrics.jsonl")
+    return parts, process.returncode
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_killed_in_the_middle_it_goes_on(folder, name):
+    words, file = COMMANDS[name]
+    run(folder, [*words, "--out", "whole"], BATCHNORM_LAB="others")
+    parts, _ = stopped_after_a_part(folder, [*words, "--out", "killed"], signal.SIGKILL)
+    before = parts.read_text().splitlines()[:1]
     with open(parts, "a") as stream:
-        stream.write('{"key": "half a li')
-    _, err = run(tmp_path, [*words, "--out", "killed"])
-    assert "parts are done" in err
-    assert measured(tmp_path / "killed" / f"{name}.json") == measured(tmp_path / "whole" / f"{name}.json")
-    assert not parts.exists()
+        stream.write('{"step": 99, "part": "half a li')
+    _, err = run(folder, [*words, "--out", "killed"])
+    assert "Going on with runs/" in err
+    assert parts.read_text().splitlines()[:1] == before  # with its seconds: this part was not trained again
+    assert measured(folder / "killed" / file) == measured(folder / "whole" / file)
 
 
-@pytest.mark.parametrize(("words", "name"), [(RACE, "race"), (LANDSCAPE, "landscape")])
-def test_a_finished_one_is_shown_again_and_others_are_refused(tmp_path, words, name):
-    first, _ = run(tmp_path, words)
-    (record,) = tmp_path.glob(f"*/{name}.json")
+@pytest.mark.parametrize("name", ["race", "own", "landscape"])
+def test_lab_resume_goes_on_with_what_was_interrupted(folder, name):
+    words, file = COMMANDS[name]
+    run(folder, [*words, "--out", "whole"], BATCHNORM_LAB="others")
+    parts, code = stopped_after_a_part(folder, [*words, "--out", "stopped"], signal.SIGINT)
+    assert code == 130
+    listed = run(folder, ["lab", "list", "--state", "interrupted"])[0]
+    assert words[0] in listed
+    before = parts.read_text().splitlines()[:1]
+    out, _ = run(folder, ["lab", "resume", "--threads", "1"])
+    assert "1 of 1 runs are finished" in out
+    assert parts.read_text().splitlines()[:1] == before
+    assert "nothing was run again" in run(folder, [*words, "--out", "stopped"])[0]
+    assert measured(folder / "stopped" / file) == measured(folder / "whole" / file)
+
+
+@pytest.mark.parametrize(("words", "file"), [(RACE, "race.json"), (OWN, "race.json"), (LANDSCAPE, "landscape.json")])
+def test_a_finished_one_is_shown_again_and_others_are_refused(folder, words, file):
+    first, _ = run(folder, words)
+    (record,) = folder.glob(f"batchnorm-*/{file}")
     before = record.read_bytes()
-    again, _ = run(tmp_path, words)
+    again, _ = run(folder, words)
     assert "nothing was run again" in again
     kept = [line for line in first.splitlines() if "page is" not in line]
     assert [line for line in kept if line not in again] == []
     assert record.read_bytes() == before
-    _, err = run(tmp_path, [*words, "--batch-size", "16"], code=2)
+    elsewhere, _ = run(folder, [*words, "--out", "elsewhere"])
+    assert "nothing was run again" in elsewhere
+    assert measured(folder / "elsewhere" / file) == measured(record)
+    _, err = run(folder, [*words, "--batch-size", "16"], code=2)
     assert "holds a run with batch_size" in err
     assert "--force" in err
     assert record.read_bytes() == before
-    run(tmp_path, [*words, "--batch-size", "16", "--force"])
+    run(folder, [*words, "--batch-size", "16", "--force"])
     assert record.read_bytes() != before
 
 
-def test_a_shelf_of_other_settings_is_refused(tmp_path):
-    Shelf(tmp_path / FILE, {"steps": 800, "rates": (0.1, 0.2)}).put("a", {"value": float("nan")})
-    assert Shelf(tmp_path / FILE, {"rates": [0.1, 0.2], "steps": 800}).get("a") == {"value": None}
-    with pytest.raises(bn.BatchNormError, match="holds a run with steps 800, not 900"):
-        Shelf(tmp_path / FILE, {"steps": 900, "rates": (0.1, 0.2)})
-    (tmp_path / FILE).write_text("nonsense\n")
-    with pytest.raises(bn.BatchNormError, match=r"parts\.jsonl is damaged"):
-        Shelf(tmp_path / FILE, {})
+def test_the_film_is_a_run_that_is_not_replaced(folder):
+    run(folder, FILM)
+    record = folder / "batchnorm-watch" / "signal.jsonl"
+    before = record.read_bytes()
+    assert "nothing was run again" in run(folder, FILM)[0]
+    assert "holds a run with rate 0.5, not 0.1" in run(folder, [*FILM, "--rate", "0.1"], code=2)[1]
+    assert record.read_bytes() == before
+    run(folder, [*FILM, "--rate", "0.1", "--force"])
+    assert record.read_bytes() != before
+    listed = run(folder, ["lab", "list"])[0]
+    assert "watch-demo steps=60" in listed
+    assert "watch-demo rate=0.1 steps=60" in listed
+
+
+def test_a_network_that_has_changed_is_another_run(folder):
+    run(folder, OWN)
+    (folder / "net.py").write_text(NETWORK.replace("ReLU", "Tanh"))
+    assert "holds a run with checksum" in run(folder, OWN, code=2)[1]
+    run(folder, [*OWN, "--out", "tanh"])
+    assert len(list(folder.glob("runs/*/result.json"))) == 2
+
+
+def test_every_command_is_listed_and_shown(folder):
+    run(folder, LANDSCAPE)
+    listed = run(folder, ["lab", "list"])[0]
+    assert "Along the gradient the loss varies by" in listed
+    (key,) = (path.name for path in (folder / "runs").iterdir())
+    shown = run(folder, ["lab", "show", key, "--out", "page.html"])[0]
+    assert "layers: 8" in shown
+    assert max(map(len, shown.splitlines())) < 600

@@ -15,11 +15,11 @@ from batchnorm.lab.depth import run as run_module
 from batchnorm.lab.depth.arms import TUNING_SEEDS, Settings
 from batchnorm.lab.depth.outcome import choose_rate, depth_of
 from batchnorm.lab.depth.present import as_text, sentence
-from batchnorm.lab.depth.progress import watching
+from batchnorm.lab.depth.records import from_records
 from batchnorm.lab.depth.run import Job, digits_examples, planned, run
-from batchnorm.lab.depth.store import from_records
 from batchnorm.lab.ensemble import Single
 from batchnorm.lab.networks.residual import Residual
+from batchnorm.lab.progress import watching
 from batchnorm.lab.train import Progress
 from batchnorm.lab.trainer import train
 from batchnorm.records import read

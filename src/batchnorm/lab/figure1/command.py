@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from batchnorm.lab.figure1.settings import INITS, Settings, parse_inits
-from batchnorm.lab.front import check_outputs, earlier, leave, watched
+from batchnorm.lab.front import check_outputs, leave, named, recorded, watched
 from batchnorm.lab.networks.schemes import SCHEMES
 from batchnorm.lab.options import parse_rates
 from batchnorm.terminal import say
@@ -84,26 +83,34 @@ def figure1(
     import torch
     from rich.console import Console
 
+    from batchnorm.lab import as_runs
     from batchnorm.lab.figure1.figures import draw
     from batchnorm.lab.figure1.present import lines
-    from batchnorm.lab.figure1.run import planned, run
-    from batchnorm.lab.figure1.store import COMMAND, from_records, to_records
+    from batchnorm.lab.figure1.records import COMMAND, from_records
+    from batchnorm.lab.figure1.run import planned
     from batchnorm.lab.sources import load
+    from batchnorm.lab.train import check_batch
 
     console = Console(highlight=False)
     source = load(data, binary=True)
     settings = settings.given_data(bundled=source.bundled)
     threads = threads or torch.get_num_threads()
-    about = {"command": COMMAND, **asdict(settings), "data": source.checksum}
-    records, shelf = earlier(out if report else None, COMMAND, about, force)
-    if records is None:
-        with watched(console, settings.amounts[0], planned(settings)) as watch:
-            outcome = run(settings, source, threads=threads, watch=watch, shelf=shelf)
-        records = to_records(outcome, threads)
-    else:
-        outcome = from_records(records)
+    check_batch(settings.batch_size, len(source.tuning.train_labels))
+    asked, place = named(COMMAND, settings, data=source.checksum), out if report else None
+    with watched(console, settings.amounts[0], planned(settings)) as watch:
+        records = recorded(
+            asked,
+            as_runs.figure1,
+            threads=threads,
+            file=out / f"{COMMAND}.json",
+            keep=report,
+            force=force,
+            source=source,
+            watch=watch,
+        )
+    outcome = from_records(records)
     for line in lines(outcome):
         say(line)
-    leave(records, draw, json=json, svg=svg, out=out if report else None, open=open, shelf=shelf)
+    leave(records, draw, json=json, svg=svg, out=place, open=open)
     if outcome.interrupted:
         raise typer.Exit(130)

@@ -8,11 +8,8 @@ from typing import Any
 
 from batchnorm.lab.claims import claim_named
 from batchnorm.lab.judge.claim import BUDGETS, Claim, Judgement, Part, not_run
-from batchnorm.lab.runs.experiments import Option
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.lab.runs.store import Folder, Store
-
-OPTIONS: tuple[Option, ...] = ()  # a claim fixes its own
 
 
 def run(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from batchnorm.lab.front import check_outputs, earlier, leave, watched
+from batchnorm.lab.front import check_outputs, leave, named, recorded, watched
 from batchnorm.lab.landscape.settings import Settings
 from batchnorm.terminal import say
 
@@ -65,25 +64,32 @@ def landscape(
     import torch
     from rich.console import Console
 
+    from batchnorm.lab import as_runs
     from batchnorm.lab.landscape.figures import draw
     from batchnorm.lab.landscape.present import lines
-    from batchnorm.lab.landscape.run import run
-    from batchnorm.lab.landscape.store import COMMAND, from_records, to_records
+    from batchnorm.lab.landscape.records import COMMAND, from_records
+    from batchnorm.lab.landscape.run import planned
     from batchnorm.lab.sources import load
+    from batchnorm.lab.train import check_batch
 
     source = load(data)
     settings = settings.given_data(bundled=source.bundled)
-    threads, count = threads or torch.get_num_threads(), settings.steps or 0
-    about = {"command": COMMAND, **asdict(settings), "data": source.checksum}
-    found, shelf = earlier(out if report else None, COMMAND, about, force)
-    if found is None:
-        with watched(Console(highlight=False), count, 2 * seeds * count) as watch:
-            outcome = run(settings, source, threads=threads, watch=watch)
-        found = to_records(outcome, threads)
-    else:
-        outcome = from_records(found)
+    check_batch(settings.batch_size, len(source.report.train_labels))
+    asked, place = named(COMMAND, settings, data=source.checksum), out if report else None
+    with watched(Console(highlight=False), settings.steps or 0, planned(settings)) as watch:
+        found = recorded(
+            asked,
+            as_runs.landscape,
+            threads=threads or torch.get_num_threads(),
+            file=out / f"{COMMAND}.json",
+            keep=report,
+            force=force,
+            source=source,
+            watch=watch,
+        )
+    outcome = from_records(found)
     for line in lines(outcome):
         say(line)
-    leave(found, draw, json=json, svg=svg, out=out if report else None, open=open, shelf=shelf)
+    leave(found, draw, json=json, svg=svg, out=place, open=open)
     if outcome.interrupted:
         raise typer.Exit(130)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from batchnorm.lab.runs.local import Outcome
     from batchnorm.lab.runs.run import Run
 
+WIDEST = 200  # characters of a figure or a curve; the files have the rest
 WIDE = 1000  # characters of a line that goes to a file or a pipe
 
 lab = typer.Typer(
@@ -432,4 +433,5 @@ def give_data(folder: str) -> None:
 
 
 def _figure(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= WIDEST else f"{text[:WIDEST]} ..."

@@ -137,6 +137,13 @@ class Folder:
             raise damaged(self.path / "environment.json", "it holds no list of starts")
         return found
 
+    def forget(self) -> None:
+        """Remove all that came of the run, so that it can be carried out anew."""
+        with self.opened():
+            for place in self.path.iterdir():
+                if place.name not in ("run.json", "lock"):
+                    place.unlink() if place.is_file() else shutil.rmtree(place)
+
     def remove_leftovers(self) -> None:
         """Remove what a kill in the middle of a write left."""
         for place in self.path.iterdir():
