@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
-from batchnorm.lab.curves import Curve, Member
+from batchnorm.lab.curves import Curve, Member, best_accuracy
 from batchnorm.lab.data.examples import Examples as Examples
 from batchnorm.lab.ensemble import Single, Stack
 from batchnorm.lab.train import Progress, batches, check_batch
@@ -109,13 +109,15 @@ def train_apart(
     >>> members = [Member(0.1, seed) for seed in (0, 1)]
     >>> curves = train_apart([Residual(0), Residual(1)], members, digits_examples(), steps=500)  # doctest: +SKIP
 
-    ``watch`` sees the mean step of all.
+    ``watch`` sees the mean step of all, and the best accuracy of any.
     """
     curves: list[Curve] = []
     for done, (network, member) in enumerate(zip(networks, members, strict=True)):
+        before = max(map(best_accuracy, curves), default=0.0)
 
-        def look(progress: Progress, done: int = done) -> None:
-            watch(Progress((done * steps + progress.step) // len(members), progress.best_accuracy))
+        def look(progress: Progress, done: int = done, before: float = before) -> None:
+            best = max(before, progress.best_accuracy)
+            watch(Progress((done * steps + progress.step) // len(members), best))
 
         curves += train(Single(network), [member], data, steps=steps, watch=look, **amounts)
     return curves

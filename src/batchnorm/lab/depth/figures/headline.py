@@ -25,8 +25,9 @@ def draw(records: RecordFile) -> Headline:
     if depth is not None and depth.target is not None:
         verdict = str(records.summary["claims"][0]["outcome"]).capitalize()
         lead = (
-            f"{verdict}. Steps to {depth.target:.1%} of {outcome.settings.images}, the best that {depth.blocks} residual "
-            f"blocks reach without BN at their own best learning rate; medians of {outcome.settings.seeds} fresh seeds."
+            f"{verdict}. Steps to {depth.target:.1%} of {outcome.settings.images}, the best that {depth.blocks} "
+            "residual blocks reach without BN at their own best learning rate; medians of "
+            f"{outcome.settings.seeds} fresh seeds."
         )
         for name in (*FIRST, *BESIDE):
             if name in depth.steps:
