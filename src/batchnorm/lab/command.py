@@ -12,7 +12,7 @@ from batchnorm import interrupts
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
 from batchnorm.lab.depth.arms import DEPTHS, SMALL, Settings, parse_depths, settings_for
-from batchnorm.lab.front import named, recorded, watched
+from batchnorm.lab.front import BatchSize, Force, Json, Open, Out, Rates, Threads, named, recorded, watched
 from batchnorm.lab.options import INITS, Options, parse_rates
 from batchnorm.lab.runs.command import give_data
 from batchnorm.report.command import announce
@@ -54,16 +54,14 @@ def race(
         int | None,
         typer.Option(help="Training steps of every network. By default 1500, medium 600, inception 800, --model 500."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Examples per step; BN takes its statistics from these.")] = 32,
+    batch_size: BatchSize = 32,
     every: Annotated[
         int | None,
         typer.Option(
             help="Steps between validations: the resolution of step counts. By default 10, medium 25, inception 20."
         ),
     ] = None,
-    rates: Annotated[
-        str, typer.Option(help="The learning rates from which the best is chosen.", metavar="R,R,...")
-    ] = "",
+    rates: Rates = "",
     depths: Annotated[
         str,
         typer.Option(
@@ -74,24 +72,18 @@ def race(
         str,
         typer.Option(help=f"With --network inception: how weights begin, {', '.join(INITS)}; by default xavier."),
     ] = "",
-    json: Annotated[
-        Path | None, typer.Option(help="Also write every curve and figure to this file.", metavar="OUT")
-    ] = None,
-    threads: Annotated[
-        int, typer.Option(help="Train on so many threads; 0 takes as many as torch would. Changes no result.")
-    ] = 0,
-    out: Annotated[
-        Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")
-    ] = FOLDER,
+    json: Json = None,
+    threads: Threads = 0,
+    out: Out = FOLDER,
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Record the signal, and write the records and the page.")
     ] = True,
-    open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    open: Open = False,
     strict: Annotated[
         bool,
         typer.Option("--strict", help="Choose the rate of the network without BN anew for each target of steps."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder of --out.")] = False,
+    force: Force = False,
 ) -> None:
     """Train networks with and without Batch Normalization, and count the steps to the same accuracy.
 

@@ -10,7 +10,7 @@ import typer
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
 from batchnorm.lab.command import PAGE, SIGNAL
-from batchnorm.lab.front import named, recorded
+from batchnorm.lab.front import Force, Open, Out, named, recorded
 from batchnorm.lab.options import INITS
 from batchnorm.report.command import announce
 from batchnorm.terminal import say
@@ -32,9 +32,7 @@ def watch_demo(
     every: Annotated[int, typer.Option(help="Record every so many steps; of the first 100, all are recorded.")] = 5,
     activation: Annotated[str, typer.Option(help="The activation of every layer: tanh or sigmoid.")] = "tanh",
     seed: Annotated[int, typer.Option(help="Of the weights and of the order of the digits.")] = 0,
-    out: Annotated[
-        Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")
-    ] = FOLDER,
+    out: Out = FOLDER,
     gif: Annotated[
         Path | None,
         typer.Option(
@@ -42,8 +40,8 @@ def watch_demo(
             metavar="FILE.svg",
         ),
     ] = None,
-    open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder of --out.")] = False,
+    open: Open = False,
+    force: Force = False,
 ) -> None:
     """Train four layers of tanh without Batch Normalization and with it, and play what flows through them.
 

@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
@@ -24,6 +26,28 @@ if TYPE_CHECKING:
     from batchnorm.report.sections import Section
 
 PAGE = "report.html"
+
+Images = Annotated[
+    str,
+    typer.Option(
+        envvar="BATCHNORM_DATA",
+        help="A folder with MNIST's four idx files, or with a folder mnist. Without it, the bundled digits.",
+        metavar="DIR",
+    ),
+]
+BatchSize = Annotated[int, typer.Option(help="Examples per step; BN takes its statistics from these.")]
+Rates = Annotated[str, typer.Option(help="The learning rates from which the best is chosen.", metavar="R,R,...")]
+Json = Annotated[Path | None, typer.Option(help="Also write every curve and figure to this file.", metavar="OUT")]
+Svg = Annotated[
+    Path | None, typer.Option(help="Also write the charts as one picture, for a document.", metavar="FILE.svg")
+]
+Threads = Annotated[
+    int, typer.Option(help="Train on so many threads; 0 takes as many as torch would. Changes no result.")
+]
+Out = Annotated[Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")]
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Write the records and the page.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is in the folder of --out.")]
 
 
 def check_outputs(threads: int, json: Path | None, svg: Path | None, out: Path | None) -> None:

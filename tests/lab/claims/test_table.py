@@ -39,8 +39,11 @@ def test_a_claim_is_whole(name, capsys):
 
 @pytest.mark.parametrize("name", [claim.name for claim in all_claims() if not claim.command])
 def test_a_claim_has_a_test_of_its_rule(name):
-    test = Path(__file__).parent / f"test_{name.replace('-', '_')}.py"
-    assert "check_rule(" in test.read_text(encoding="utf-8")
+    file = f"{name.replace('-', '_')}.py"
+    tests = [
+        path for path in (Path(__file__).parent / f"{kind}_{file}" for kind in ("test", "test_claim")) if path.exists()
+    ]
+    assert any("check_rule(" in path.read_text(encoding="utf-8") for path in tests)
 
 
 def test_the_claims_are_in_the_order_of_the_table():

@@ -8,7 +8,23 @@ from typing import Annotated, Any
 import typer
 
 from batchnorm.lab.figure1.settings import INITS, Settings, parse_inits
-from batchnorm.lab.front import check_outputs, leave, named, recorded, watched
+from batchnorm.lab.front import (
+    BatchSize,
+    Force,
+    Images,
+    Json,
+    Open,
+    Out,
+    Rates,
+    Report,
+    Svg,
+    Threads,
+    check_outputs,
+    leave,
+    named,
+    recorded,
+    watched,
+)
 from batchnorm.lab.networks.schemes import SCHEMES
 from batchnorm.lab.options import parse_rates
 from batchnorm.terminal import say
@@ -17,25 +33,16 @@ FOLDER = Path("batchnorm-figure1")
 
 
 def figure1(
-    data: Annotated[
-        str,
-        typer.Option(
-            envvar="BATCHNORM_DATA",
-            help="A folder with MNIST's four idx files, or with a folder mnist. Without it, the bundled digits.",
-            metavar="DIR",
-        ),
-    ] = "",
+    data: Images = "",
     seeds: Annotated[int, typer.Option(help="Fresh seeds of every network; 3 can just give a verdict.")] = 5,
     steps: Annotated[
         int | None, typer.Option(help="Training steps. By default the paper's 50000 with --data, else 3000.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Examples per step; BN takes its statistics from these.")] = 60,
+    batch_size: BatchSize = 60,
     every: Annotated[
         int | None, typer.Option(help="Steps between validations; by default a hundredth of the steps.")
     ] = None,
-    rates: Annotated[
-        str, typer.Option(help="The learning rates from which each network has its best.", metavar="R,R,...")
-    ] = "",
+    rates: Rates = "",
     init: Annotated[
         str,
         typer.Option(
@@ -43,21 +50,13 @@ def figure1(
             metavar="START,...",
         ),
     ] = ",".join(INITS),
-    json: Annotated[
-        Path | None, typer.Option(help="Also write every curve and figure to this file.", metavar="OUT")
-    ] = None,
-    svg: Annotated[
-        Path | None, typer.Option(help="Also write the charts as one picture, for a document.", metavar="FILE.svg")
-    ] = None,
-    threads: Annotated[
-        int, typer.Option(help="Train on so many threads; 0 takes as many as torch would. Changes no result.")
-    ] = 0,
-    out: Annotated[
-        Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")
-    ] = FOLDER,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write the records and the page.")] = True,
-    open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder of --out.")] = False,
+    json: Json = None,
+    svg: Svg = None,
+    threads: Threads = 0,
+    out: Out = FOLDER,
+    report: Report = True,
+    open: Open = False,
+    force: Force = False,
 ) -> None:
     """Follow what a sigmoid is given while its network learns, with Batch Normalization and without.
 

@@ -7,7 +7,22 @@ from typing import Annotated
 
 import typer
 
-from batchnorm.lab.front import check_outputs, leave, named, recorded, watched
+from batchnorm.lab.front import (
+    BatchSize,
+    Force,
+    Images,
+    Json,
+    Open,
+    Out,
+    Report,
+    Svg,
+    Threads,
+    check_outputs,
+    leave,
+    named,
+    recorded,
+    watched,
+)
 from batchnorm.lab.landscape.settings import Settings
 from batchnorm.terminal import say
 
@@ -15,33 +30,20 @@ FOLDER = Path("batchnorm-landscape")
 
 
 def landscape(
-    data: Annotated[
-        str,
-        typer.Option(
-            envvar="BATCHNORM_DATA",
-            help="A folder with MNIST's four idx files, or with a folder mnist. Without it, the bundled digits.",
-            metavar="DIR",
-        ),
-    ] = "",
+    data: Images = "",
     seeds: Annotated[int, typer.Option(help="Seeds of both networks; 3 can just give a verdict.")] = 5,
     steps: Annotated[int | None, typer.Option(help="Training steps. By default 2000 with --data, else 400.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Examples per step; BN takes its statistics from these.")] = 128,
+    batch_size: BatchSize = 128,
     records: Annotated[int, typer.Option(help="Measure at so many steps, evenly in log time.")] = 40,
     rate: Annotated[float, typer.Option(help="The learning rate of both networks.")] = 0.1,
     layers: Annotated[int, typer.Option(help="Hidden layers of both networks.")] = 8,
-    json: Annotated[Path | None, typer.Option(help="Also write every band to this file.", metavar="OUT")] = None,
-    svg: Annotated[
-        Path | None, typer.Option(help="Also write the charts as one picture, for a document.", metavar="FILE.svg")
-    ] = None,
-    threads: Annotated[
-        int, typer.Option(help="Train on so many threads; 0 takes as many as torch would. Changes no result.")
-    ] = 0,
-    out: Annotated[
-        Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")
-    ] = FOLDER,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write the records and the page.")] = True,
-    open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder of --out.")] = False,
+    json: Json = None,
+    svg: Svg = None,
+    threads: Threads = 0,
+    out: Out = FOLDER,
+    report: Report = True,
+    open: Open = False,
+    force: Force = False,
 ) -> None:
     """Measure how smooth the loss is along the gradient, with Batch Normalization and without.
 

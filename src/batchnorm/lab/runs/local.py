@@ -89,7 +89,7 @@ class Worker:
         self.write(f"{folder.path.name} {self.threads}")
 
     def end(self) -> str:
-        """Kill it, since every file is whole at every moment; return its code and the last line it wrote between runs."""
+        """Kill it: every file is whole at every moment. Return its code and the last line it wrote between runs."""
         self.process.kill()
         self.process.wait()
         self.errors.seek(0)

@@ -22,7 +22,7 @@ class Parts:
     def __init__(self, recorder: Recorder) -> None:
         """Read the parts that were finished before the run was stopped or killed."""
         self.recorder, self._lock = recorder, threading.Lock()
-        self._found = {line["part"]: line["value"] for line in recorder.folder.metrics() if "part" in line}
+        self._found = {line["part"]: line["value"] for line in recorder.logged() if "part" in line}
 
     def __len__(self) -> int:
         return len(self._found)
