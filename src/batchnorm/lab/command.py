@@ -12,7 +12,7 @@ from batchnorm import interrupts
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
 from batchnorm.lab.depth.arms import DEPTHS, SMALL, Settings, parse_depths, settings_for
-from batchnorm.lab.front import BatchSize, Force, Json, Open, Out, Rates, Threads, named, recorded, watched
+from batchnorm.lab.front import BatchSize, Force, Json, Open, Out, Rates, Threads, recorded, run_of, watched
 from batchnorm.lab.options import INITS, Options, parse_rates
 from batchnorm.lab.runs.command import give_data
 from batchnorm.report.command import announce
@@ -184,7 +184,7 @@ def race_residual(
 
     with watched(console, settings.steps, planned(settings)) as watch:
         records = recorded(
-            named("race", settings),
+            run_of("race", settings),
             as_runs.race,
             threads=threads,
             file=out and out / RECORDS,
@@ -221,7 +221,7 @@ def race_own(
 
     subject = as_runs.subject_of(model, data, settings)
     check_batch(settings.batch_size, len(subject.data.train_labels))
-    asked = named("race --model", settings, model=model, data=data, checksum=subject.checksum)
+    asked = run_of("race --model", settings, model=model, data=data, checksum=subject.checksum)
     with watched(console, settings.steps, planned(settings)) as watch:
         records = recorded(
             asked,
@@ -254,7 +254,7 @@ def race_inception(
     from batchnorm.lab.train import check_batch
 
     check_batch(options.batch_size, len(digits.load().train_labels))
-    asked = named("race --network inception", options)
+    asked = run_of("race --network inception", options)
     with watched(console, options.steps, planned(options)) as watch:
         records = recorded(
             asked,

@@ -10,7 +10,7 @@ import typer
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
 from batchnorm.lab.command import PAGE, SIGNAL
-from batchnorm.lab.front import Force, Open, Out, named, recorded
+from batchnorm.lab.front import Force, Open, Out, recorded, run_of
 from batchnorm.lab.options import INITS
 from batchnorm.report.command import announce
 from batchnorm.terminal import say
@@ -105,7 +105,7 @@ def signal_of(recipe: Recipe, console: Console, file: Path | None = None, *, for
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task("The signal", total=2 * (recipe.steps + 1))
         return recorded(
-            named("watch-demo", recipe),
+            run_of("watch-demo", recipe),
             as_runs.watch_demo,
             threads=1,
             file=file,

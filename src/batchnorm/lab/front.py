@@ -138,11 +138,11 @@ def check_same(out: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) ->
         )
 
 
-def named(experiment: str, settings: Any, **more: Any) -> Run:
+def run_of(experiment: str, settings: Any, **more: Any) -> Run:
     """Return the run of a command, named after the settings that are not the defaults.
 
     >>> from batchnorm.lab.options import Options
-    >>> named("race --network inception", Options(seeds=5)).name
+    >>> run_of("race --network inception", Options(seeds=5)).name
     'race --network inception seeds=5'
     """
     from batchnorm.lab.runs.run import Run

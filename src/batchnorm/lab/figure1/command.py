@@ -21,8 +21,8 @@ from batchnorm.lab.front import (
     Threads,
     check_outputs,
     leave,
-    named,
     recorded,
+    run_of,
     watched,
 )
 from batchnorm.lab.networks.schemes import SCHEMES
@@ -95,7 +95,7 @@ def figure1(
     settings = settings.given_data(bundled=source.bundled)
     threads = threads or torch.get_num_threads()
     check_batch(settings.batch_size, len(source.tuning.train_labels))
-    asked, place = named(COMMAND, settings, data=source.checksum), out if report else None
+    asked, place = run_of(COMMAND, settings, data=source.checksum), out if report else None
     with watched(console, settings.amounts[0], planned(settings)) as watch:
         records = recorded(
             asked,

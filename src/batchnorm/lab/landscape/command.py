@@ -19,8 +19,8 @@ from batchnorm.lab.front import (
     Threads,
     check_outputs,
     leave,
-    named,
     recorded,
+    run_of,
     watched,
 )
 from batchnorm.lab.landscape.settings import Settings
@@ -77,7 +77,7 @@ def landscape(
     source = load(data)
     settings = settings.given_data(bundled=source.bundled)
     check_batch(settings.batch_size, len(source.report.train_labels))
-    asked, place = named(COMMAND, settings, data=source.checksum), out if report else None
+    asked, place = run_of(COMMAND, settings, data=source.checksum), out if report else None
     with watched(Console(highlight=False), settings.steps or 0, planned(settings)) as watch:
         found = recorded(
             asked,
