@@ -268,7 +268,7 @@ def exchanged(value, path, new):
 def examples():
     """Records of every command, small."""
     from batchnorm.lab.options import Options
-    from batchnorm.lab.store import to_records
+    from batchnorm.lab.records import to_records
     from batchnorm.lab.summary import Result
 
     setting = {"step": 1, "layer": "a", "stack": "with BN", "low": -1.0, "high": 1.0, "under": 0, "over": 1}

@@ -1,41 +1,65 @@
-"""race, figure1 and landscape into a folder that has one already: they go on or refuse, and never replace."""
+"""The commands of the lab are runs of its store: killed or stopped they go on, and nothing is replaced."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-import batchnorm as bn
+from batchnorm.commands import app
+from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Member
-from batchnorm.lab.front import earlier
-from batchnorm.lab.heat import crew
-from batchnorm.lab.shelf import FILE, Shelf
+from batchnorm.lab.depth.arms import PLAIN
+from batchnorm.lab.heat import Job, crew
+from batchnorm.lab.runs.parts import Parts
+from batchnorm.lab.runs.recorder import Recorder
+from batchnorm.lab.runs.run import Run
+from batchnorm.lab.runs.store import Store
 from batchnorm.records import RecordFile
 
 SOURCE = str(Path(__file__).parents[2] / "src")
-RACE = ["race", "--seeds", "1", "--steps", "40", "--depths", "2,3", "--rates", "0.03,0.1", "--threads", "1"]
-FIGURE = ["figure1", "--seeds", "1", "--steps", "60", "--rates", "0.3,1", "--threads", "1"]
+RACE = ["race", "--seeds", "1", "--steps", "20", "--depths", "1,2", "--rates", "0.03,0.1", "--threads", "1"]
 INCEPTION = ["race", "--network", "inception", "--seeds", "1", "--steps", "6", "--every", "3", "--threads", "1"]
-LANDSCAPE = ["landscape", "--seeds", "1", "--steps", "6"]
+OWN = ["race", "--model", "net.py:make", "--data", "net.py:data", "--seeds", "1", "--steps", "10", "--threads", "1"]
+FIGURE = ["figure1", "--seeds", "1", "--steps", "20", "--rates", "0.3,1", "--threads", "1"]
+LANDSCAPE = ["landscape", "--seeds", "2", "--steps", "9", "--threads", "1"]
+FILM = ["watch-demo", "--steps", "9"]
+COMMANDS = {
+    "race": (RACE, "race.json"),
+    "inception": (INCEPTION, "race.json"),
+    "own": (OWN, "race.json"),
+    "figure1": (FIGURE, "figure1.json"),
+    "landscape": (LANDSCAPE, "landscape.json"),
+}
+NETWORK = """
+import torch
+def make():
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+def data():
+    x = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+    return [(x, (x[:, 0] > 0).long())]
+"""
 
 
-def start(folder, words):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "batchnorm", *words]
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("BATCHNORM_LAB", "runs")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]))
+    (tmp_path / "net.py").write_text(NETWORK)
+    return tmp_path
 
 
-def run(folder, words, code=0):
-    process = start(folder, words)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == code, (out, err)
-    return out, err
+def run(words, store="runs"):
+    """Run a command in this process; return what it prints, or its one sentence."""
+    done = CliRunner().invoke(app, words, env={"BATCHNORM_LAB": store})
+    assert done.exception is None or isinstance(done.exception, BatchNormError), done.output
+    return str(done.exception or done.output)
 
 
 def measured(path):
@@ -45,80 +69,130 @@ def measured(path):
     summary = {
         key: value
         for key, value in records["summary"].items()
-        if key != "notes" and "seconds" not in key and "peak" not in key
+        if key not in ("notes", "lines") and "seconds" not in key and "peak" not in key
     }
     rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in summary.pop("rows", ())]
     return [m for m in records["measurements"] if m not in timed], summary, rows, records["configuration"]
 
 
-@pytest.mark.parametrize(("words", "name"), [(RACE, "race"), (FIGURE, "figure1"), (INCEPTION, "race")])
-def test_killed_in_the_middle_it_goes_on(tmp_path, words, name):
-    run(tmp_path, [*words, "--out", "whole"])
-    process = start(tmp_path, [*words, "--out", "killed"])
-    parts = tmp_path / "killed" / FILE
-    deadline = time.monotonic() + 120
-    while not parts.exists() or parts.read_bytes().count(b"\n") < 2:
+def stopped_after_a_part(folder, words, number):
+    """Start a command and send it a signal when a part of it is finished; return the file of parts."""
+    command = [sys.executable, "-m", "batchnorm", *words]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 400
+    while not list(folder.glob("runs/*/checkpoint.safetensors")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process.kill()
+        time.sleep(0.002)
+    process.send_signal(number)
     process.communicate()
+    (parts,) = folder.glob("runs/*/metrics.jsonl")
+    return parts, process.returncode
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_killed_in_the_middle_it_goes_on(folder, name):
+    words, file = COMMANDS[name]
+    run([*words, "--out", "whole"], store="others")
+    parts, _ = stopped_after_a_part(folder, [*words, "--out", "killed"], signal.SIGKILL)
+    before = parts.read_text().splitlines()[:1]
     with open(parts, "a") as stream:
-        stream.write('{"key": "half a li')
-    _, err = run(tmp_path, [*words, "--out", "killed"])
-    assert "parts are done" in err
-    assert measured(tmp_path / "killed" / f"{name}.json") == measured(tmp_path / "whole" / f"{name}.json")
-    assert not parts.exists()
+        stream.write('{"step": 99, "part": "half a li')
+    assert "Going on with runs/" in run([*words, "--out", "killed"])
+    assert parts.read_text().splitlines()[:1] == before  # with its seconds: this part was not trained again
+    assert measured(folder / "killed" / file) == measured(folder / "whole" / file)
 
 
-@pytest.mark.parametrize(("words", "name"), [(RACE, "race"), (LANDSCAPE, "landscape")])
-def test_a_finished_one_is_shown_again_and_others_are_refused(tmp_path, words, name):
-    first, _ = run(tmp_path, words)
-    (record,) = tmp_path.glob(f"*/{name}.json")
+@pytest.mark.parametrize("name", ["race", "own"])
+def test_lab_resume_goes_on_with_what_was_interrupted(folder, name):
+    words, file = COMMANDS[name]
+    run([*words, "--out", "whole"], store="others")
+    parts, code = stopped_after_a_part(folder, [*words, "--out", "stopped"], signal.SIGINT)
+    assert code == 130
+    assert words[0] in run(["lab", "list", "--state", "interrupted"])
+    before = parts.read_text().splitlines()[:1]
+    assert "1 of 1 runs are finished" in run(["lab", "resume", "--threads", "1"])
+    assert parts.read_text().splitlines()[:1] == before
+    assert "nothing was run again" in run([*words, "--out", "stopped"])
+    assert measured(folder / "stopped" / file) == measured(folder / "whole" / file)
+
+
+def test_a_finished_one_is_shown_again_and_others_are_refused(folder):
+    first = run(LANDSCAPE)
+    record = folder / "batchnorm-landscape" / "landscape.json"
     before = record.read_bytes()
-    again, _ = run(tmp_path, words)
+    again = run(LANDSCAPE)
     assert "nothing was run again" in again
-    kept = [line for line in first.splitlines() if "page is" not in line]
+    kept = [line for line in first.splitlines() if "page is" not in line and "best accuracy" not in line]
     assert [line for line in kept if line not in again] == []
     assert record.read_bytes() == before
-    _, err = run(tmp_path, [*words, "--batch-size", "16"], code=2)
-    assert "holds a run with batch_size" in err
-    assert "--force" in err
+    assert "nothing was run again" in run([*LANDSCAPE, "--out", "elsewhere"])
+    assert measured(folder / "elsewhere" / "landscape.json") == measured(record)
+    refused = run([*LANDSCAPE, "--batch-size", "16"])
+    assert "batchnorm-landscape holds a run with batch_size 128, not 16" in refused
+    assert "--force" in refused
     assert record.read_bytes() == before
-    run(tmp_path, [*words, "--batch-size", "16", "--force"])
+    run([*LANDSCAPE, "--batch-size", "16", "--force"])
     assert record.read_bytes() != before
 
 
-def test_a_shelf_of_other_settings_is_refused(tmp_path):
-    Shelf(tmp_path / FILE, {"steps": 800, "rates": (0.1, 0.2)}).put("a", {"value": float("nan")})
-    assert Shelf(tmp_path / FILE, {"rates": [0.1, 0.2], "steps": 800}).get("a") == {"value": None}
-    with pytest.raises(bn.BatchNormError, match="holds a run with steps 800, not 900"):
-        Shelf(tmp_path / FILE, {"steps": 900, "rates": (0.1, 0.2)})
-    (tmp_path / FILE).write_text("nonsense\n")
-    with pytest.raises(bn.BatchNormError, match=r"parts\.jsonl is damaged"):
-        Shelf(tmp_path / FILE, {})
+def test_the_film_is_a_run_that_is_not_replaced(folder):
+    run(FILM)
+    record = folder / "batchnorm-watch" / "signal.jsonl"
+    before = record.read_bytes()
+    assert "nothing was run again" in run(FILM)
+    assert "holds a run with rate 0.5, not 0.1" in run([*FILM, "--rate", "0.1"])
+    assert record.read_bytes() == before
+    run([*FILM, "--rate", "0.1", "--force"])
+    assert record.read_bytes() != before
+    listed = run(["lab", "list"])
+    assert "watch-demo steps=9" in listed
+    assert "watch-demo rate=0.1 steps=9" in listed
+
+
+def test_a_network_that_has_changed_is_another_run(folder):
+    run(OWN)
+    (folder / "net.py").write_text(NETWORK.replace("ReLU", "Tanh"))
+    assert "holds a run with checksum" in run(OWN)
+    run([*OWN, "--out", "tanh"])
+    assert len(list(folder.glob("runs/*/result.json"))) == 2
+
+
+def test_every_command_is_listed_and_shown(folder):
+    run(LANDSCAPE)
+    assert "Along the gradient the loss varies by" in run(["lab", "list"])
+    (key,) = (path.name for path in (folder / "runs").iterdir())
+    shown = run(["lab", "show", key, "--out", "page.html"])
+    assert "layers: 8" in shown
+    assert max(map(len, shown.splitlines())) < 600
+
+
+def test_a_command_is_not_an_experiment_of_lab_run(folder):
+    assert "there is no claim 'watch-demo'" in run(["lab", "run", "watch-demo"])
+    assert not (folder / "runs").exists()
 
 
 @pytest.mark.parametrize(
     ("configuration", "summary", "words"),
     [
-        ({"settings": "x"}, {}, "figure1.json: a value is missing or of another kind than was written"),
-        ({"settings": {"steps": 1}, "checksum": "0f"}, {"claims": 3}, "these records of 'figure1' cannot be drawn"),
+        ({"asked": "x"}, {}, "landscape.json: a value is missing or of another kind than was written"),
+        ({}, {"claims": 3}, "holds a run with"),
     ],
 )
-def test_records_of_another_kind_are_not_gone_on_with(tmp_path, configuration, summary, words):
-    RecordFile("figure1", configuration, (), summary).write(tmp_path / "figure1.json")
-    before = (tmp_path / "figure1.json").read_bytes()
-    with pytest.raises(bn.BatchNormError, match=words):
-        earlier(tmp_path, "figure1", {"command": "figure1", "steps": 1, "data": "0f"}, force=False)
-    assert (tmp_path / "figure1.json").read_bytes() == before
+def test_records_of_another_kind_are_not_gone_on_with(folder, configuration, summary, words):
+    file = folder / "batchnorm-landscape" / "landscape.json"
+    file.parent.mkdir()
+    RecordFile("landscape", configuration, (), summary).write(file)
+    before = file.read_bytes()
+    assert words in run(LANDSCAPE)
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("part", ["x", [], {"curves": "x", "seconds": 1.0}, {"curves": [], "seconds": "x"}])
 def test_parts_of_another_kind_are_named(tmp_path, part):
-    member, shelf = Member(0.1, 0), Shelf(tmp_path / FILE, {})
-    shelf.put(f"one: {member}", part)
-    with crew(1, Shelf(tmp_path / FILE, {})) as workers:
-        heat = workers.start([member], lambda members, look: [], None, largest=1, name="one", steps=10)
-        with pytest.raises(bn.BatchNormError, match=r"parts\.jsonl: a value is missing or of another kind"):
+    recorder, job = Recorder(Store(tmp_path).add(Run("train", {}, "train"))), Job(2, (PLAIN,), (Member(0.1, 0),))
+    Parts(recorder).put(f"{job.title}: {job.members[0]}", part)
+    with crew(1, parts=Parts(recorder), total=10) as workers:
+        heat = workers.start(job, lambda members, look: [], steps=10, largest=1)
+        with pytest.raises(BatchNormError, match="a value is missing or of another kind"):
             heat.wait()

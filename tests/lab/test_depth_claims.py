@@ -11,7 +11,7 @@ from batchnorm.lab.depth.arms import TUNING_SEEDS, Settings, arm_named, parse_de
 from batchnorm.lab.depth.claims import CLAIMS, claims
 from batchnorm.lab.depth.outcome import choose_rate, depth_of, depths_of, smoothed
 from batchnorm.lab.depth.present import answer, as_text, bars, edges, notes, sentence
-from batchnorm.lab.depth.store import from_records, to_records
+from batchnorm.lab.depth.records import from_records, to_records
 from batchnorm.lab.verdict import NOT_JUDGED
 from batchnorm.records import RecordFile
 

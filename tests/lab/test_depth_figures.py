@@ -5,7 +5,7 @@ from depth_examples import depth, outcome, whole
 
 from batchnorm.lab.depth.figures import FIGURES, accuracy, curve, headline, rates, tables
 from batchnorm.lab.depth.outcome import depth_of
-from batchnorm.lab.depth.store import to_records
+from batchnorm.lab.depth.records import to_records
 from batchnorm.records import RecordFile
 from batchnorm.report.load import Run
 from batchnorm.report.page import page

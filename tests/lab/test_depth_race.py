@@ -15,11 +15,11 @@ from batchnorm.lab.depth import run as run_module
 from batchnorm.lab.depth.arms import TUNING_SEEDS, Settings
 from batchnorm.lab.depth.outcome import choose_rate, depth_of
 from batchnorm.lab.depth.present import as_text, sentence
-from batchnorm.lab.depth.progress import watching
+from batchnorm.lab.depth.records import from_records
 from batchnorm.lab.depth.run import Job, digits_examples, planned, run
-from batchnorm.lab.depth.store import from_records
 from batchnorm.lab.ensemble import Single
 from batchnorm.lab.networks.residual import Residual
+from batchnorm.lab.progress import watching
 from batchnorm.lab.train import Progress
 from batchnorm.lab.trainer import train
 from batchnorm.records import read
@@ -159,8 +159,11 @@ def test_an_interrupt_before_anything_is_done(monkeypatch):
         (["--network", "vgg"], "--network is 'vgg'; choose one of residual, inception"),
         (["--init", "he"], "--init is an option of --network inception; add it, or leave this out"),
         (["--network", "inception"], "--depths is an option of --network residual; add it, or leave this out"),
+        (["--size", "large"], "--size is 'large'; choose one of small, medium"),
+        (["--size", "medium"], "--depths is 1, 2; give multiples of 3, the stages of these networks"),
+        (["--size", "medium", "--depths", "3"], "no folder was given for Fashion-MNIST; get "),
         (["--depths", "2,x"], "--depths is '2,x'; give rising numbers, as 2,6,10"),
-        (["--data", "x.npz"], "--data is an option of --model; add it, or leave this out"),
+        (["--data", "x.npz"], "--data is an option of --model and of --size medium; add it, or leave this out"),
         (["--batch-size", "5000"], "the batch size is 5000 but there are 1347 examples to train on"),
     ],
 )

@@ -9,8 +9,8 @@ from batchnorm.lab.depth.arms import SOONEST, Settings
 from batchnorm.lab.depth.figures import FIGURES
 from batchnorm.lab.depth.outcome import depth_of, smoothed, soonest_rate
 from batchnorm.lab.depth.present import as_text
+from batchnorm.lab.depth.records import from_records, to_records
 from batchnorm.lab.depth.run import run
-from batchnorm.lab.depth.store import from_records, to_records
 from batchnorm.lab.summary import typical_best
 
 

@@ -22,8 +22,8 @@ from batchnorm.lab.ensemble import Single
 from batchnorm.lab.figure1 import figures, run
 from batchnorm.lab.figure1.outcome import Entry, Outcome, Track, claims, sentence
 from batchnorm.lab.figure1.present import lines
+from batchnorm.lab.figure1.records import from_records, to_records
 from batchnorm.lab.figure1.settings import PLAIN, WITH, Settings
-from batchnorm.lab.figure1.store import from_records, to_records
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
 from batchnorm.lab.sources import load
 from batchnorm.lab.trainer import Examples, train

@@ -18,8 +18,8 @@ from batchnorm.lab.curves import Member
 from batchnorm.lab.landscape import figures, run
 from batchnorm.lab.landscape.outcome import CHANGE, LOSS, Outcome, Track, claims, sentence
 from batchnorm.lab.landscape.present import artefact, lines
+from batchnorm.lab.landscape.records import from_records, to_records
 from batchnorm.lab.landscape.settings import PLAIN, SCALED, WITH, Settings
-from batchnorm.lab.landscape.store import from_records, to_records
 from batchnorm.lab.landscape.walk import norms, restored, scaled, walk
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
 from batchnorm.lab.sources import load

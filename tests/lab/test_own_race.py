@@ -18,7 +18,7 @@ from batchnorm.lab.ensemble import Single
 from batchnorm.lab.own import figures
 from batchnorm.lab.own.present import sentence, steps, verdict
 from batchnorm.lab.own.race import Duel, run, soonest_rate
-from batchnorm.lab.own.store import from_records, to_records
+from batchnorm.lab.own.records import from_records, to_records
 from batchnorm.lab.own.subject import load
 from batchnorm.lab.trainer import train
 from batchnorm.records import RecordFile, read

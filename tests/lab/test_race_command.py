@@ -1,4 +1,3 @@
-import io
 import subprocess
 import sys
 
@@ -10,7 +9,7 @@ from typer.testing import CliRunner
 from batchnorm.errors import BatchNormError
 from batchnorm.lab import race as race_module
 from batchnorm.lab.command import race
-from batchnorm.lab.store import from_records
+from batchnorm.lab.records import from_records
 from batchnorm.records import RecordFile, read
 
 app = typer.Typer()
@@ -40,7 +39,7 @@ def test_a_tiny_race_from_the_command_line(tmp_path):
     out = tmp_path / "new" / "race.json"
     outcome = invoke("--json", out)
     assert outcome.exit_code == 0, outcome.output
-    for words in ("Inception: 2 networks, 4 steps", "BN-x30", "paper:", "did not train", f"is in {out}"):
+    for words in ("Inception: 2 networks, best accuracy", "BN-x30", "paper:", "did not train", f"is in {out}"):
         assert words in outcome.output.replace("\n", "")
     assert "\x1b" not in outcome.output
     result = from_records(RecordFile.from_json(out.read_text()))
@@ -140,7 +139,7 @@ def test_an_interrupt_keeps_what_is_done(tmp_path, monkeypatch, finished, names)
         (["--batch-size", "0"], "--batch-size is 0; give a whole number from 1 up"),
         (
             ["--batch-size", "5000"],
-            "--batch-size is 5000 but there are 1347 images to train on; give a smaller number",
+            "the batch size is 5000 but there are 1347 examples to train on; give a smaller number",
         ),
         (["--rates", "fast"], "--rates is 'fast'; give rising numbers, as 0.05,0.1,0.2"),
         (["--rates", "0.2,0.1"], "--rates is 0.2, 0.1; give rising numbers, as 0.05,0.1,0.2"),
@@ -160,23 +159,6 @@ def test_bad_input_gets_one_sentence(arguments, sentence):
     assert isinstance(error, BatchNormError)
     assert str(error).startswith(sentence)
     assert "\n" not in str(error)
-
-
-def test_a_terminal_shows_moving_bars():
-    from rich.console import Console
-
-    from batchnorm.lab.progress import watching
-    from batchnorm.lab.train import Progress
-    from batchnorm.lab.variants import named
-
-    console = Console(force_terminal=True, width=100, record=True, file=io.StringIO())
-    with watching(console, steps=10) as watch:
-        watch([named("BN-x5"), named("BN-x30")], 6, Progress(4, 0.5))
-        watch([named("BN-x5"), named("BN-x30")], 6, Progress(10, 0.75))
-    text = console.export_text()
-    assert "BN-x5, BN-x30 (6)" in text
-    assert "10/10" in text
-    assert "best 75.0%" in text
 
 
 def test_the_command_is_known_without_torch():

@@ -8,10 +8,10 @@ import pytest
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.depth.arms import Settings
 from batchnorm.lab.depth.outcome import Outcome
-from batchnorm.lab.depth.store import to_records as residual_records
+from batchnorm.lab.depth.records import to_records as residual_records
 from batchnorm.lab.options import Options
 from batchnorm.lab.own.race import Duel
-from batchnorm.lab.own.store import to_records as own_records
+from batchnorm.lab.own.records import to_records as own_records
 from batchnorm.lab.summary import Lane, Result, Steps, summarise
 from batchnorm.lab.variants import named
 
@@ -29,10 +29,10 @@ MODULES = (
     "depth.figures.tables",
     "depth.outcome",
     "depth.present",
-    "depth.progress",
     "depth.run",
-    "depth.store",
+    "depth.records",
     "ensemble",
+    "front",
     "heat",
     "networks.folded",
     "networks.inception",
@@ -42,13 +42,16 @@ MODULES = (
     "own.figures",
     "own.present",
     "own.race",
-    "own.store",
+    "own.records",
     "own.subject",
     "present",
     "progress",
     "race",
     "signal",
-    "store",
+    "records",
+    "runs.experiments",
+    "runs.records",
+    "sources",
     "summary",
     "train",
     "trainer",

@@ -6,7 +6,7 @@ from race_examples import baseline, curve, lane, race, whole_race
 
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.present import ASCII_BARS, as_text, notes, sparkline
-from batchnorm.lab.store import from_records, to_records
+from batchnorm.lab.records import from_records, to_records
 from batchnorm.lab.summary import Lane, summarise
 from batchnorm.records import RecordFile
 

@@ -12,7 +12,7 @@ from batchnorm.lab.curves import Member
 from batchnorm.lab.data import digits
 from batchnorm.lab.ensemble import Copies, Single
 from batchnorm.lab.networks.residual import Residual, ResidualCopies
-from batchnorm.lab.trainer import Examples, train
+from batchnorm.lab.trainer import Examples, train, train_apart
 
 MEMBERS = [
     Member(0.05, 1),
@@ -199,3 +199,17 @@ def test_more_examples_a_batch_than_there_are_is_refused():
     members = [Member(0.1, 0)]
     with pytest.raises(BatchNormError, match="batch size is 5000 but there are 1347 examples"):
         train(Copies([residual(members[0], "ours")]), members, examples(torch.float32), steps=1, batch_size=5000)
+
+
+def test_networks_trained_apart_are_the_copies_and_progress_is_their_mean():
+    data, members, seen = examples(torch.float32), MEMBERS[:2], []
+    amounts = {"steps": 6, "batch_size": 16, "every": 3}
+    together = train(Copies([residual(member, "ours") for member in members]), members, data, **amounts)
+    apart = train_apart([residual(member, "ours") for member in members], members, data, watch=seen.append, **amounts)
+    for one, other in zip(apart, together, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        assert one.accuracy == pytest.approx(other.accuracy, abs=0.01)
+    assert [progress.step for progress in seen] == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6]
+    best = [round(progress.best_accuracy, 5) for progress in seen]
+    assert best == sorted(best)
+    assert best[-1] == pytest.approx(max(max(curve.accuracy) for curve in apart), abs=1e-5)

@@ -12,7 +12,7 @@ from batchnorm.doctor.findings import Findings
 from batchnorm.lab import signal
 from batchnorm.lab.options import Options
 from batchnorm.lab.race import run
-from batchnorm.lab.store import to_records
+from batchnorm.lab.records import to_records
 from batchnorm.observe.watch import watch
 from batchnorm.records import Finding, Measurement, RecordFile
 from batchnorm.report.load import Run

@@ -6,7 +6,7 @@ import pytest
 from hostile_names import BOLD, HOSTILE, IMAGE
 from visiting import Visit
 
-from batchnorm.lab.depth.store import to_records
+from batchnorm.lab.depth.records import to_records
 from batchnorm.report.figures import figures_of
 from batchnorm.report.load import Run
 from batchnorm.report.page import write_page

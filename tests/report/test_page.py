@@ -13,7 +13,7 @@ from batchnorm.commands import app
 from batchnorm.errors import BatchNormError
 from batchnorm.lab import signal
 from batchnorm.lab.present import accuracy_cell, ratio_cell, steps_cell
-from batchnorm.lab.store import to_records
+from batchnorm.lab.records import to_records
 from batchnorm.lab.summary import summarise
 from batchnorm.observe.figures import film
 from batchnorm.records import Measurement, RecordFile

@@ -57,9 +57,9 @@ def test_report_knows_no_room():
 @pytest.mark.parametrize(
     "source",
     [
-        "from batchnorm.lab.store import from_records",
+        "from batchnorm.lab.records import from_records",
         "from batchnorm import lab",
-        "import batchnorm.lab.store as s",
+        "import batchnorm.lab.records as s",
         "from .. import lab",
         "from ..lab import store",
         "def draw():\n    from batchnorm.lab import store",

@@ -10,6 +10,7 @@ import typer
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
 from batchnorm.lab.command import PAGE, SIGNAL
+from batchnorm.lab.front import Force, Open, Out, recorded, run_of
 from batchnorm.lab.options import INITS
 from batchnorm.report.command import announce
 from batchnorm.terminal import say
@@ -31,9 +32,7 @@ def watch_demo(
     every: Annotated[int, typer.Option(help="Record every so many steps; of the first 100, all are recorded.")] = 5,
     activation: Annotated[str, typer.Option(help="The activation of every layer: tanh or sigmoid.")] = "tanh",
     seed: Annotated[int, typer.Option(help="Of the weights and of the order of the digits.")] = 0,
-    out: Annotated[
-        Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")
-    ] = FOLDER,
+    out: Out = FOLDER,
     gif: Annotated[
         Path | None,
         typer.Option(
@@ -41,7 +40,8 @@ def watch_demo(
             metavar="FILE.svg",
         ),
     ] = None,
-    open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    open: Open = False,
+    force: Force = False,
 ) -> None:
     """Train four layers of tanh without Batch Normalization and with it, and play what flows through them.
 
@@ -69,7 +69,7 @@ def watch_demo(
 
     console = Console(highlight=False)
     recipe = Recipe(init=init, rate=rate, momentum=momentum, steps=steps, every=every, activation=activation, seed=seed)
-    records = recorded(recipe, console)
+    records = signal_of(recipe, console, out / SIGNAL, force=force)
     for line in summary_lines(records):
         console.print(line, soft_wrap=True)
     write(records, out / SIGNAL)
@@ -92,25 +92,26 @@ def check_picture(path: Path) -> None:
     check_target("--gif", path)
 
 
-def recorded(recipe: Recipe, console: Console) -> RecordFile:
+def signal_of(recipe: Recipe, console: Console, file: Path | None = None, *, force: bool = False) -> RecordFile:
     """Record the signal on one thread, with a bar on a terminal: the matrices are too small to share.
 
-    >>> recorded(Recipe(), Console())  # doctest: +SKIP
+    >>> signal_of(Recipe(), Console())  # doctest: +SKIP
     """
-    import torch
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from batchnorm.lab.signal import record
+    from batchnorm.lab import as_runs
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-            task = bars.add_task("The signal", total=2 * (recipe.steps + 1))
-            return record(recipe, lambda done: bars.update(task, completed=done))
-    finally:
-        torch.set_num_threads(before)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("The signal", total=2 * (recipe.steps + 1))
+        return recorded(
+            run_of("watch-demo", recipe),
+            as_runs.watch_demo,
+            threads=1,
+            file=file,
+            force=force,
+            watch=lambda done: bars.update(task, completed=done),
+        )
 
 
 def summary_lines(records: RecordFile) -> list[str]:

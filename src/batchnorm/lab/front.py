@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
@@ -15,12 +19,36 @@ from batchnorm.terminal import say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from batchnorm.lab.depth.run import Watch
-    from batchnorm.lab.shelf import Shelf
+    from batchnorm.lab.heat import Watch
+    from batchnorm.lab.runs.recorder import Recorder
+    from batchnorm.lab.runs.run import Run
     from batchnorm.records import RecordFile
     from batchnorm.report.sections import Section
 
 PAGE = "report.html"
+REPLACE = "name another folder with --out, or add --force to replace it"
+
+Images = Annotated[
+    str,
+    typer.Option(
+        envvar="BATCHNORM_DATA",
+        help="A folder with MNIST's four idx files, or with a folder mnist. Without it, the bundled digits.",
+        metavar="DIR",
+    ),
+]
+BatchSize = Annotated[int, typer.Option(help="Examples per step; BN takes its statistics from these.")]
+Rates = Annotated[str, typer.Option(help="The learning rates from which the best is chosen.", metavar="R,R,...")]
+Json = Annotated[Path | None, typer.Option(help="Also write every curve and figure to this file.", metavar="OUT")]
+Svg = Annotated[
+    Path | None, typer.Option(help="Also write the charts as one picture, for a document.", metavar="FILE.svg")
+]
+Threads = Annotated[
+    int, typer.Option(help="Train on so many threads; 0 takes as many as torch would. Changes no result.")
+]
+Out = Annotated[Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")]
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Write the records and the page.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what is in the folder of --out.")]
 
 
 def check_outputs(threads: int, json: Path | None, svg: Path | None, out: Path | None) -> None:
@@ -42,55 +70,89 @@ def check_outputs(threads: int, json: Path | None, svg: Path | None, out: Path |
         check_folder("--out", out)
 
 
-def earlier(
-    out: Path | None, name: str, about: Mapping[str, Any], force: bool, *, resumed: bool = True
-) -> tuple[RecordFile | None, Shelf | None]:
-    """Return what a folder holds of the same experiment: its records if it is finished, and its finished parts.
+def recorded(
+    asked: Run,
+    by: Callable[..., Mapping[str, Any]],
+    *,
+    threads: int,
+    file: Path | None = None,
+    keep: bool = True,
+    force: bool = False,
+    **more: Any,
+) -> RecordFile:
+    """Return the records of a run: those of the store if it is finished; else it is carried out, or goes on.
 
-    >>> earlier(None, "figure1", {"steps": 100}, force=False)
-    (None, None)
+    >>> recorded(Run("race", asdict(Settings())), race, threads=2, file=Path("race.json"))  # doctest: +SKIP
 
-    An experiment with other settings is refused: nothing is replaced without ``force``. ``resumed`` says whether one
-    that was interrupted can go on.
+    ``by`` is called with the options, a recorder and what is given in ``more``. A ``file`` that another run left is
+    refused: nothing is replaced without ``force``. Unless it is to ``keep`` the run, nothing stays.
     """
-    if out is None:
-        return None, None
-    from batchnorm.lab.shelf import FILE, REPLACE, Shelf, check_same
-    from batchnorm.records import read, values_of
+    from batchnorm.lab.runs.execute import execute
+    from batchnorm.lab.runs.recorder import Stopped
+    from batchnorm.lab.runs.records import asked_of, records_of
+    from batchnorm.lab.runs.store import CHECKPOINT, Store
+    from batchnorm.records import checked, plain, read, values_of
     from batchnorm.report.figures import figures_of
 
-    file = out / f"{name}.json"
-    if force:
-        (out / FILE).unlink(missing_ok=True)
-    elif file.exists():
-        records = read(file)
+    if keep and file is not None and file.exists() and not force:
+        kept = read(file)
         with values_of(str(file), REPLACE):
-            check_same(out, about_of(records), about)
-            list(figures_of(records))  # refuses what was never measured
-        if not resumed:
-            raise BatchNormError(f"{out} holds this run", do="name another folder with --out, or add --force")
-        if not records.summary.get("interrupted"):
-            say(f"{out} holds this run: nothing was run again (--force does).")
-            return records, None
-    if not resumed:
-        return None, None
-    out.mkdir(parents=True, exist_ok=True)
-    shelf = Shelf(out / FILE, about)
-    if len(shelf):
-        say(f"Going on with {out}: {len(shelf)} parts are done.", error=True)
-    return None, shelf
+            check_same(file.parent, kept.configuration.get("asked", {}), asked_of(asked))
+            list(figures_of(kept))  # refuses what was never measured
+        if not kept.summary.get("interrupted"):
+            say(f"{file.parent} holds this run: nothing was run again (--force does).")
+            return kept
+    with TemporaryDirectory() as nowhere:
+        folder = Store("" if keep else nowhere).add(asked)
+        if force:
+            folder.forget()
+        if folder.finished:
+            say(f"{folder.path} holds this run: nothing was run again (--force does).")
+            return records_of(folder)
+        if (folder.path / CHECKPOINT).exists():
+            say(f"Going on with {folder.path}.", error=True)
+        results: list[Mapping[str, Any]] = []
+
+        def observed(options: Mapping[str, Any], recorder: Recorder) -> Mapping[str, Any]:
+            results.append(by(options, recorder, **more))
+            if results[0]["records"]["summary"].get("interrupted"):
+                raise Stopped
+            return results[0]
+
+        if not execute(folder, threads=threads, by=observed) and keep:
+            say("Interrupted: the same command, or batchnorm lab resume, goes on.", error=True)
+        return checked(plain(results[0]["records"]))
 
 
-def about_of(records: RecordFile) -> dict[str, Any]:
-    """Return what an experiment was asked for: its command, its settings and its data.
+def check_same(out: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Refuse a folder that holds a run with other options.
 
-    >>> from batchnorm.records import RecordFile
-    >>> about_of(RecordFile("figure1", {"settings": {"steps": 100}, "threads": 2, "checksum": "0f"}, ()))
-    {'command': 'figure1', 'steps': 100, 'data': '0f'}
+    >>> check_same(Path("batchnorm-race"), {"steps": 800}, {"steps": 1500})
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: batchnorm-race holds a run with steps 800, not 1500; name another folder with \
+--out, or add --force to replace it
     """
-    given = records.configuration
-    data = {"data": given["checksum"]} if "checksum" in given else {}
-    return {"command": records.command, **(given.get("settings") or given.get("options") or {}), **data}
+    from batchnorm.lab.runs.compare import short
+
+    keys = [key for key in dict.fromkeys((*there, *asked)) if there.get(key) != asked.get(key)]
+    if keys:
+        words = ", ".join(f"{key} {short(there.get(key))}, not {short(asked.get(key))}" for key in keys[:3])
+        raise BatchNormError(f"{out} holds a run with {words}", do=REPLACE)
+
+
+def run_of(experiment: str, settings: Any, **more: Any) -> Run:
+    """Return the run of a command, named after the settings that are not the defaults.
+
+    >>> from batchnorm.lab.options import Options
+    >>> run_of("race --network inception", Options(seeds=5)).name
+    'race --network inception seeds=5'
+    """
+    from batchnorm.lab.runs.run import Run
+
+    usual = {field.name: field.default for field in fields(settings)}
+    own = {key: value for key, value in asdict(settings).items() if value != usual[key]}
+    words = [f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in own.items()]
+    return Run(experiment, {**asdict(settings), **more}, " ".join([experiment, *words]))
 
 
 def watched(console: Console, steps: int, total: int) -> AbstractContextManager[Watch]:
@@ -101,7 +163,7 @@ def watched(console: Console, steps: int, total: int) -> AbstractContextManager[
     """
     from rich.console import Console
 
-    from batchnorm.lab.depth.progress import watching
+    from batchnorm.lab.progress import watching
 
     seen = console if console.is_terminal else Console(stderr=True, highlight=False)
     return watching(seen, steps, total)
@@ -115,14 +177,13 @@ def leave(
     svg: Path | None,
     out: Path | None,
     open: bool,
-    shelf: Shelf | None = None,
 ) -> None:
     """Write what was asked for: the records, the charts that ``draw`` makes as a picture, the records and the page.
 
     >>> leave(records, draw, json=Path("figure1.json"), svg=None, out=None, open=False)  # doctest: +SKIP
     Every curve is in figure1.json.
     """
-    from batchnorm.report.load import Run
+    from batchnorm.report.load import Run as Drawn
     from batchnorm.report.page import write_page
     from batchnorm.report.panels import write_picture
     from batchnorm.report.sections import Panels
@@ -136,6 +197,4 @@ def leave(
         say(f"The picture is {write_picture(section, svg)}")
     if out is not None:
         records.write(out / f"{records.command}.json")
-        announce(write_page([Run(records.command, records)], out / PAGE), open)
-        if shelf is not None and not records.summary.get("interrupted"):
-            shelf.clear()
+        announce(write_page([Drawn(records.command, records)], out / PAGE), open)

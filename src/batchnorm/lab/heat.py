@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
 from batchnorm.lab.curves import Curve, Member, best_accuracy, curve_of
-from batchnorm.lab.shelf import REPLACE, Shelf
+from batchnorm.lab.runs.parts import Parts
+from batchnorm.lab.runs.recorder import Stopped
 from batchnorm.lab.train import Progress
-from batchnorm.records import values_of
 
 LARGEST_PART = 10
 GLANCE = 0.1  # seconds between two looks at whether the user wants to stop
@@ -27,8 +28,28 @@ GLANCE = 0.1  # seconds between two looks at whether the user wants to stop
 TrainPart = Callable[[Sequence[Member], Callable[[Progress], None]], list[Curve]]
 
 
-class Stopped(Exception):
-    """Training was ended by a stop elsewhere."""
+@dataclass(frozen=True)
+class Job:
+    """Networks that are trained at the same time, of one depth: ``arms`` are their variants, which have names."""
+
+    blocks: int
+    arms: tuple[Any, ...]
+    members: tuple[Member, ...]
+
+    @property
+    def title(self) -> str:
+        """What it is called while it runs."""
+        names = ", ".join(arm.name for arm in self.arms)
+        return f"{self.blocks} blocks: {names}" if self.blocks else names
+
+    @property
+    def size(self) -> int:
+        """How much one step of all its networks counts in the progress of the whole."""
+        return len(self.members) * max(self.blocks, 1)
+
+
+Watch = Callable[[Job, Progress], None]
+"""Called after every step with the job in training and where it stands."""
 
 
 @dataclass
@@ -55,7 +76,8 @@ class Heat:
         """Wait for the end; whatever was raised in a part is raised here."""
         while not self.finished:
             done, _ = wait(self.parts, timeout=GLANCE, return_when=FIRST_EXCEPTION)
-            for part in done:
+            # Parts that were stopped because another one failed come last: the cause is what is raised.
+            for part in sorted(done, key=lambda part: isinstance(part.exception(), Stopped)):
                 part.result()
 
 
@@ -63,31 +85,32 @@ class Crew:
     """Threads that train parts of stacks, and stop together.
 
     >>> with crew(threads=2) as workers:  # doctest: +SKIP
-    ...     heat = workers.start(members, train_part)
+    ...     heat = workers.start(Job(2, (PLAIN,), members), train_part, steps=800)
     ...     heat.wait()
     """
 
-    def __init__(self, pool: ThreadPoolExecutor, shelf: Shelf | None = None) -> None:
-        """Use the threads of this pool, and what a shelf has of an earlier start."""
+    def __init__(
+        self, pool: ThreadPoolExecutor, watch: Watch | None = None, parts: Parts | None = None, total: int = 0
+    ) -> None:
+        """Use the threads of this pool, and ``parts`` that were finished before; ``total`` is the size of all jobs."""
         self.pool, self.stop, self.lock = pool, threading.Event(), threading.Lock()
-        self.shelf = shelf
+        self.watch, self.parts, self.total = watch, parts, total
+        self.done: dict[Job, int] = {}
 
-    def start(
-        self,
-        members: Sequence[Member],
-        train_part: TrainPart,
-        watch: Callable[[Progress], None] | None = None,
-        *,
-        largest: int = LARGEST_PART,
-        name: str = "",
-        steps: int = 0,
-    ) -> Heat:
-        """Begin a stack; ``watch`` sees the mean step of its networks and the best accuracy of any.
+    def see(self, job: Job, progress: Progress) -> None:
+        """Record where a job stands, and show it."""
+        if self.parts is not None:
+            self.done[job] = progress.step * job.size
+            self.parts.progress(min(sum(self.done.values()), self.total), self.total, job.title)
+        if self.watch is not None:
+            self.watch(job, progress)
 
-        A part of a stack with a ``name`` is kept on the shelf when it is done, and taken from there if it was done
-        before; ``steps`` is then where it stands.
+    def start(self, job: Job, train_part: TrainPart, *, steps: int, largest: int = LARGEST_PART) -> Heat:
+        """Begin to train the networks of a job; its progress is their mean step and the best accuracy of any.
+
+        A part that is done is kept; one that was done before the run was killed is not trained again.
         """
-        heat = Heat(members)
+        heat = Heat(job.members)
         seen: dict[int, tuple[int, Progress]] = {}
 
         def run(index: int, part: Sequence[Member]) -> tuple[list[Curve], float]:
@@ -96,35 +119,33 @@ class Crew:
                     raise Stopped
                 with self.lock:
                     seen[index] = len(part), progress
-                    steps = sum(size * each.step for size, each in seen.values())
-                    best = max(each.best_accuracy for _, each in seen.values())
-                    if watch is not None:
-                        watch(Progress(steps // len(members), best))
+                    step = sum(size * each.step for size, each in seen.values()) // len(job.members)
+                    self.see(job, Progress(step, max(each.best_accuracy for _, each in seen.values())))
 
             begun = time.perf_counter()
-            key = f"{name}: {', '.join(map(str, part))}"
-            kept = self.shelf.get(key) if self.shelf is not None and name else None
+            key = f"{job.title}: {', '.join(map(str, part))}"
+            kept = self.parts.get(key) if self.parts is not None else None
             try:
-                if self.shelf is not None and kept is not None:
-                    with values_of(str(self.shelf.path), REPLACE):
+                if self.parts is not None and kept is not None:
+                    with self.parts.reading():
                         curves = [curve_of(fields) for fields in kept["curves"]]
                         best, seconds = max(map(best_accuracy, curves), default=0.0), float(kept["seconds"])
                     look(Progress(steps, best))
                     return curves, seconds
                 curves, seconds = train_part(part, look), time.perf_counter() - begun
-                if self.shelf is not None and name:
-                    self.shelf.put(key, {"curves": [asdict(curve) for curve in curves], "seconds": seconds})
+                if self.parts is not None:
+                    self.parts.put(key, {"curves": [asdict(curve) for curve in curves], "seconds": seconds})
                 return curves, seconds
             except BaseException:
                 self.stop.set()
                 raise
 
-        heat.parts = [self.pool.submit(run, index, part) for index, part in enumerate(even_parts(members, largest))]
+        heat.parts = [self.pool.submit(run, index, part) for index, part in enumerate(even_parts(job.members, largest))]
         return heat
 
 
 @contextmanager
-def crew(threads: int, shelf: Shelf | None = None) -> Iterator[Crew]:
+def crew(threads: int, watch: Watch | None = None, parts: Parts | None = None, total: int = 0) -> Iterator[Crew]:
     """Open a crew; torch computes on one thread in each of its workers, and as before afterwards.
 
     >>> with crew(threads=2) as workers:
@@ -135,7 +156,7 @@ def crew(threads: int, shelf: Shelf | None = None) -> Iterator[Crew]:
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            workers = Crew(pool, shelf)
+            workers = Crew(pool, watch, parts, total)
             try:
                 yield workers
             except BaseException:

@@ -1,83 +1,69 @@
-"""What is seen while the race runs: moving bars on a terminal, a plain line per finished stack elsewhere."""
+"""Progress of networks in training: one moving bar on a terminal, a line for each finished job elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from batchnorm.lab.race import Watch
+from batchnorm.lab.heat import Job, Watch
 from batchnorm.lab.train import Progress
-from batchnorm.lab.variants import Variant
 
 
 @contextmanager
-def watching(console: Console, steps: int) -> Iterator[Watch]:
-    """Give the function that shows the race's progress on this console.
+def watching(console: Console, steps: int, total: int) -> Iterator[Watch]:
+    """Give the function that shows the progress on this console; ``total`` is what `planned` returns.
 
-    >>> with watching(Console(), steps=1000) as watch:  # doctest: +SKIP
-    ...     run(Options(), watch=watch)
+    >>> with watching(Console(), steps=1500, total=planned(Settings())) as watch:  # doctest: +SKIP
+    ...     run(Settings(), watch=watch)
     """
     if not console.is_terminal:
         yield plain_lines(console, steps)
         return
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("best {task.fields[best]:.1%}"),
+        BarColumn(bar_width=30),
+        TaskProgressColumn(),
         TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        TextColumn("best {task.fields[best]:.1%}"),
     )
     with Bars(*columns, console=console, transient=True, refresh_per_second=4) as bars:
-        yield moving_bars(bars, steps)
+        yield moving_bar(bars, total)
 
 
-def moving_bars(bars: Bars, steps: int) -> Watch:
-    """Show one bar per stack, added when its first step is done.
+def moving_bar(bars: Bars, total: int) -> Watch:
+    """Show one bar for everything, and the job that moved last.
 
-    >>> moving_bars(Bars(), steps=1000)(stack, 15, Progress(1, 0.0))  # doctest: +SKIP
+    >>> moving_bar(Bars(), total=100)(Job(2, (), ()), Progress(1, 0.0))
     """
-    tasks: dict[str, TaskID] = {}
+    task = bars.add_task("", total=total, best=0.0)
+    done: dict[Job, int] = {}
 
-    def watch(stack: Sequence[Variant], networks: int, progress: Progress) -> None:
-        title = title_of(stack)
-        if title not in tasks:
-            tasks[title] = bars.add_task(f"{title} ({networks})", total=steps, best=0.0)
-        bars.update(tasks[title], completed=progress.step, best=progress.best_accuracy)
+    def watch(job: Job, progress: Progress) -> None:
+        done[job] = progress.step * job.size
+        bars.update(task, completed=sum(done.values()), description=job.title, best=progress.best_accuracy)
 
     return watch
 
 
 def plain_lines(console: Console, steps: int) -> Watch:
-    """Print a line when a stack is done.
+    """Print a line when a job is done.
 
-    >>> plain_lines(Console(), steps=800)([named("Inception")], 12, Progress(800, 0.98))  # doctest: +SKIP
-    Inception: 12 networks, 800 steps, best accuracy 98.0%, 21 s
+    >>> plain_lines(Console(), steps=1500)(job, Progress(1500, 0.9))  # doctest: +SKIP
+    10 blocks: without BN: 27 networks, best accuracy 90.0%, 8 s
     """
-    begun: dict[str, float] = {}
+    begun = time.perf_counter()
+    done: set[Job] = set()
 
-    def watch(stack: Sequence[Variant], networks: int, progress: Progress) -> None:
-        title = title_of(stack)
-        begun.setdefault(title, time.perf_counter())
-        if progress.step == steps:
-            seconds = time.perf_counter() - begun[title]
-            best = f"best accuracy {progress.best_accuracy:.1%}"
-            console.print(
-                f"{title}: {networks} network{'s' * (networks > 1)}, {steps} steps, {best}, {seconds:.0f} s",
-                soft_wrap=True,
-            )
+    def watch(job: Job, progress: Progress) -> None:
+        if progress.step == steps and job not in done:
+            done.add(job)
+            count, best = len(job.members), f"best accuracy {progress.best_accuracy:.1%}"
+            seconds = f"{time.perf_counter() - begun:.0f} s"
+            console.print(f"{job.title}: {count} network{'s' * (count > 1)}, {best}, {seconds}", soft_wrap=True)
 
     return watch
-
-
-def title_of(stack: Sequence[Variant]) -> str:
-    """Name a stack by its variants.
-
-    >>> title_of([named("BN-x5"), named("BN-x30")])
-    'BN-x5, BN-x30'
-    """
-    return ", ".join(variant.name for variant in stack)

@@ -19,21 +19,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from batchnorm import interrupts
-from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.data import digits
-from batchnorm.lab.heat import Crew, Heat, crew
+from batchnorm.lab.heat import Crew, Heat, Job, Watch, crew
 from batchnorm.lab.networks.inception import Inception, NormFactory, our_norm
 from batchnorm.lab.options import Options
-from batchnorm.lab.shelf import Shelf
+from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.summary import Lane, Result, best_rate
 from batchnorm.lab.train import Progress, train
-from batchnorm.lab.variants import SIGMOID, Variant, stacks
+from batchnorm.lab.variants import BASELINE, SIGMOID, VARIANTS, Variant, stacks
 
 NAN = float("nan")
-
-Watch = Callable[[Sequence[Variant], int, Progress], None]
-"""Called after every step with the variants in training, how many networks they are and where they stand."""
 
 
 def run(
@@ -42,7 +38,7 @@ def run(
     threads: int = 1,
     watch: Watch | None = None,
     norm: NormFactory = our_norm,
-    shelf: Shelf | None = None,
+    parts: Parts | None = None,
 ) -> Result:
     """Run the whole race; an interrupt ends it and keeps the variants that were done.
 
@@ -51,20 +47,15 @@ def run(
     ['Inception', 'BN-Baseline', 'BN-x5', 'BN-x30', 'BN-x5-Sigmoid', 'Sigmoid']
     """
     data = digits.load()
-    if options.batch_size > len(data.train_labels):
-        raise BatchNormError(
-            f"--batch-size is {options.batch_size} but there are {len(data.train_labels)} images to train on",
-            do="give a smaller number",
-        )
     begun = time.perf_counter()
     baseline, *others = stacks()
     heats: dict[Sequence[Variant], Heat] = {}
     interrupted = False
     try:
-        with crew(threads, shelf) as workers:
+        with crew(threads, watch, parts, planned(options)) as workers:
 
             def begin(stack: Sequence[Variant], rate: float) -> None:
-                heats[stack] = start(workers, stack, options, rate, data, watch, norm)
+                heats[stack] = start(workers, stack, options, rate, data, norm)
 
             begin(baseline, NAN)
             for stack in others:
@@ -92,19 +83,18 @@ def start(
     options: Options,
     baseline_rate: float,
     data: digits.Split,
-    watch: Watch | None = None,
     norm: NormFactory = our_norm,
 ) -> Heat:
     """Begin to train variants that differ in learning rate only, all rates and seeds side by side.
 
     >>> heat = start(workers, [named("BN-x5")], Options(), 0.1, digits.load())  # doctest: +SKIP
     """
-    members = [
+    members = tuple(
         Member(rate, seed)
         for variant in stack
         for rate in rates_of(variant, options, baseline_rate)
         for seed in range(options.seeds)
-    ]
+    )
 
     def train_part(part: Sequence[Member], look: Callable[[Progress], None]) -> list[Curve]:
         network = Inception(
@@ -117,14 +107,7 @@ def start(
         amounts = {"steps": options.steps, "batch_size": options.batch_size, "every": options.every}
         return train(network, part, data, watch=look, **amounts)
 
-    names = ", ".join(variant.name for variant in stack)
-    return workers.start(
-        members,
-        train_part,
-        watch and (lambda progress: watch(stack, len(members), progress)),
-        name=names,
-        steps=options.steps,
-    )
+    return workers.start(Job(0, tuple(stack), members), train_part, steps=options.steps)
 
 
 def lanes_of(stack: Sequence[Variant], heat: Heat, classes: int) -> list[Lane]:
@@ -149,3 +132,13 @@ def rates_of(variant: Variant, options: Options, baseline_rate: float) -> tuple[
     if variant.factor is None:
         return options.sigmoid_rates if variant.name == SIGMOID else options.rates
     return (variant.factor * baseline_rate,)
+
+
+def planned(options: Options) -> int:
+    """Return how many steps of networks the whole race takes.
+
+    >>> planned(Options(seeds=1, steps=10, rates=(0.1, 0.2), sigmoid_rates=(0.3,)))
+    70
+    """
+    rates = {BASELINE: options.rates, SIGMOID: options.sigmoid_rates}
+    return options.steps * options.seeds * sum(len(rates.get(variant.name, (0.0,))) for variant in VARIANTS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
+from batchnorm.errors import BatchNormError
 from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import Examples, examples, hold_out
 
@@ -48,3 +50,18 @@ def load(folder: str, *, binary: bool = False) -> Source:
     data = sets.load("idx", folder) if folder else sets.load(sets.BUNDLED)
     report = examples(data, binary=binary, flat=True)
     return Source(data.title, data.checksum, report if not folder else hold_out(report), report)
+
+
+def that_has(checksum: str, *, binary: bool = False) -> Source:
+    """Read the images with this checksum: the bundled digits, or those of ``$BATCHNORM_DATA``.
+
+    >>> that_has(load("").checksum).name
+    'digits'
+    """
+    for folder in ("", os.environ.get(sets.VARIABLE, "")):
+        source = load(folder, binary=binary)
+        if source.checksum == checksum:
+            return source
+    raise BatchNormError(
+        "the data are not those that this run began with", do="give the folder that it began with as --data"
+    )

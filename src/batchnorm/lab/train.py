@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.data.digits import Split
 from batchnorm.lab.networks.inception import Inception
@@ -38,6 +39,19 @@ def batches(seed: int, examples: int, size: int) -> Iterator[Tensor]:
     while True:
         whole = examples - examples % size
         yield from torch.from_numpy(random.permutation(examples)[:whole]).view(-1, size)
+
+
+def check_batch(size: int, examples: int) -> None:
+    """Refuse a batch of more examples than there are.
+
+    >>> check_batch(64, examples=50)
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: the batch size is 64 but there are 50 examples to train on; give a smaller number
+    """
+    if size > examples:
+        raise BatchNormError(
+            f"the batch size is {size} but there are {examples} examples to train on", do="give a smaller number"
+        )
 
 
 def train(

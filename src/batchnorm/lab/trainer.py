@@ -8,13 +8,13 @@ from itertools import islice
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
-from batchnorm.lab.curves import Curve, Member
+from batchnorm.lab.curves import Curve, Member, best_accuracy
 from batchnorm.lab.data.examples import Examples as Examples
-from batchnorm.lab.ensemble import Stack
-from batchnorm.lab.train import Progress, batches
+from batchnorm.lab.ensemble import Single, Stack
+from batchnorm.lab.train import Progress, batches, check_batch
 
 CHUNK = 450  # validation samples that are scored at once
 DIGITS = 6  # of accuracies and losses, so that records are short and read back as they were
@@ -95,6 +95,34 @@ def train(
     ]
 
 
+def train_apart(
+    networks: Sequence[nn.Module],
+    members: Sequence[Member],
+    data: Examples,
+    *,
+    steps: int,
+    watch: Callable[[Progress], None] = lambda progress: None,
+    **amounts: int,
+) -> list[Curve]:
+    """Train networks one after the other, without stacking them: large ones gain nothing from it.
+
+    >>> members = [Member(0.1, seed) for seed in (0, 1)]
+    >>> curves = train_apart([Residual(0), Residual(1)], members, digits_examples(), steps=500)  # doctest: +SKIP
+
+    ``watch`` sees the mean step of all, and the best accuracy of any.
+    """
+    curves: list[Curve] = []
+    for done, (network, member) in enumerate(zip(networks, members, strict=True)):
+        before = max(map(best_accuracy, curves), default=0.0)
+
+        def look(progress: Progress, done: int = done, before: float = before) -> None:
+            best = max(before, progress.best_accuracy)
+            watch(Progress((done * steps + progress.step) // len(members), best))
+
+        curves += train(Single(network), [member], data, steps=steps, watch=look, **amounts)
+    return curves
+
+
 def check_schedules(members: Sequence[Member]) -> None:
     """Refuse a schedule that does not exist.
 
@@ -115,10 +143,7 @@ def orders(members: Sequence[Member], examples: int, batch_size: int, steps: int
     >>> orders([Member(0.1, 0), Member(0.2, 0)], examples=10, batch_size=4, steps=3).shape
     torch.Size([2, 3, 4])
     """
-    if batch_size > examples:
-        raise BatchNormError(
-            f"the batch size is {batch_size} but there are {examples} examples to train on", do="give a smaller number"
-        )
+    check_batch(batch_size, examples)
     by_seed = {
         seed: torch.stack(list(islice(batches(seed, examples, batch_size), steps)))
         for seed in {member.seed for member in members}

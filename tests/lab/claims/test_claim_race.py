@@ -73,3 +73,18 @@ def test_a_short_race_runs():
     assert found["blocks"] == 1
     assert set(found["arms"]) >= {"without BN", "SkipInit", "clipping"}
     assert recorder.done <= recorder.total
+
+
+def test_a_race_that_was_killed_goes_on_with_its_parts(monkeypatch):
+    options, recorder = {"seeds": 1, "steps": 5, "rates": (0.1,), "sigmoid_rates": (0.1,), "width": 4}, Silent()
+    found = facts.raced(1, options, recorder)
+
+    def train(*arguments, **more):
+        raise AssertionError("a part that is done is trained again")
+
+    monkeypatch.setattr("batchnorm.lab.depth.run.train", train)
+    recorder.stored = True
+    assert facts.raced(1, options, recorder) == found
+    del recorder.lines[0]
+    with pytest.raises(AssertionError, match="trained again"):
+        facts.raced(1, options, recorder)

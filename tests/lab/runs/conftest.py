@@ -21,7 +21,10 @@ def lab(tmp_path, monkeypatch):
 
     def run(*words, code=0, **options):
         process = start(*words, **options)
-        out, err = process.communicate(timeout=240)
+        try:
+            out, err = process.communicate(timeout=240)
+        finally:
+            process.kill()  # a process that took too long would go on after the test
         assert process.returncode == code, f"{process.returncode}\n{out}\n{err}"
         return out, err
 

@@ -24,6 +24,7 @@ def test_a_node_is_killed_and_its_run_goes_on_elsewhere(tmp_path):
         **os.environ,
         "BATCHNORM_CHECKPOINT_SECONDS": "0.05",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray would turn 127.0.0.1 into the machine's own address
         "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]),
     }
     command = [sys.executable, str(HERE / "ray_cluster.py"), str(tmp_path / "ray")]

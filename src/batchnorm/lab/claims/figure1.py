@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import statistics
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import examples, hold_out
-from batchnorm.lab.depth.run import Job
 from batchnorm.lab.figure1.outcome import Entry, Outcome, accuracies, drifts
-from batchnorm.lab.figure1.run import planned, run
+from batchnorm.lab.figure1.run import run
 from batchnorm.lab.figure1.settings import INITS, PLAIN, WITH, Settings
 from batchnorm.lab.judge.arms import curve_line, rate_line, span
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.contest import swept
 from batchnorm.lab.judge.evidence import difference, number, ratio
+from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.lab.sources import Source as Images
 from batchnorm.lab.summary import rates_in
-from batchnorm.lab.train import Progress
 from batchnorm.report.sections import Line, Panel, Panels, Section, Table, thinned
 
 COLORS = {PLAIN: "vermillion", WITH: "blue"}
@@ -46,18 +44,7 @@ def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
     images = Images(data.name, data.checksum, report if bundled else hold_out(report), report)
     settings = Settings(seeds=options["seeds"], steps=options["steps"], inits=(options["init"],))
     settings = settings.given_data(bundled=bundled)
-    total, lock = planned(settings), threading.Lock()
-    done: dict[int, int] = {}
-    jobs: list[Job] = []  # kept, so that no two have the same id
-
-    def watch(job: Job, progress: Progress) -> None:
-        with lock:
-            if id(job) not in done:
-                jobs.append(job)
-            done[id(job)] = progress.step * len(job.members)
-            recorder.progress(min(sum(done.values()), total), total, job.title)
-
-    found = run(settings, images, threads=recorder.threads, watch=watch)
+    found = run(settings, images, threads=recorder.threads, parts=Parts(recorder))
     return {entry.name: kept(entry, found) for entry in found.entries}
 
 

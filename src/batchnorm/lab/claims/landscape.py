@@ -10,10 +10,10 @@ from batchnorm.lab.curves import Member
 from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import examples
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
-from batchnorm.lab.judge.evidence import Estimate, number, ratio
+from batchnorm.lab.judge.evidence import Estimate, ratio
 from batchnorm.lab.landscape.figures import panel
-from batchnorm.lab.landscape.outcome import CHANGE, LOSS, Outcome, Track, figures
-from batchnorm.lab.landscape.run import QUANTITIES, train_and_walk
+from batchnorm.lab.landscape.outcome import CHANGE, LOSS, Outcome, figures, track_of
+from batchnorm.lab.landscape.run import train_and_walk
 from batchnorm.lab.landscape.settings import PLAIN, SCALED, WITH, Settings
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
 from batchnorm.lab.runs.recorder import Recorder
@@ -59,12 +59,7 @@ def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
 
 def outcome_of(parts: Sequence[Part]) -> Outcome:
     """Return what was measured as ``batchnorm landscape`` has it."""
-    fields = [name.replace(" ", "_") for name in QUANTITIES]
-    tracks = []
-    for part in parts:
-        for track in part.result["tracks"]:
-            values = {name: tuple(number(value, float("inf")) for value in track[name]) for name in fields}
-            tracks.append(Track(track["arm"], track["corrected"], track["seed"], **values))
+    tracks = [track_of(track) for part in parts for track in part.result["tracks"]]
     accuracies = {part.options["arm"]: tuple(part.result["accuracies"]) for part in parts}
     options = parts[0].options
     return Outcome(settings_of(options), tuple(tracks), accuracies, options["data"], f"of {options['data']}", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from batchnorm.errors import BatchNormError
 
@@ -13,6 +14,23 @@ DEPTHS = (2, 6, 10, 14, 18)
 HEADLINE = 10  # blocks
 TUNING_SEEDS = (1000, 1001, 1002)  # on these, rates are chosen; never reported
 PAPER_RATIO, PAPER_ARM = 14.8, "BN x5"
+STAGES = 3  # of the convolutional networks
+SMALL, MEDIUM = "small", "medium"
+SIZES: dict[str, dict[str, Any]] = {
+    SMALL: {},
+    MEDIUM: {
+        "size": MEDIUM,
+        "seeds": 3,
+        "steps": 600,
+        "every": 25,
+        "rates": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+        "depths": (3, 6, 9),
+        "width": 8,
+        "momentum": 0.9,
+        "smoothed_over": 3,
+    },
+}
+"""What each size of the race has in place of the defaults."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,8 @@ class Settings:
     width: int = 32
     smoothed_over: int = 5  # validations
     strict: bool = False  # whether the plain network's rate is chosen anew for each target
+    size: str = SMALL
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot be run."""
@@ -107,11 +127,38 @@ class Settings:
                 raise BatchNormError(f"--{option} is {given}", do=f"give rising numbers, as {example}")
         if self.depths[0] < 1:
             raise BatchNormError(f"--depths begins with {self.depths[0]}", do="give numbers of blocks from 1 up")
+        if self.size == MEDIUM and any(depth % STAGES for depth in self.depths):
+            given = ", ".join(map(str, self.depths))
+            raise BatchNormError(f"--depths is {given}", do=f"give multiples of {STAGES}, the stages of these networks")
 
     @property
     def headline(self) -> int:
         """The depth in the first sentence: 10 blocks, or the nearest to it."""
         return min(self.depths, key=lambda depth: abs(depth - HEADLINE))
+
+    @property
+    def images(self) -> str:
+        """What the networks read."""
+        return "the digits" if self.size == SMALL else "Fashion-MNIST's held-out images"
+
+    @property
+    def swept(self) -> tuple[Arm, ...]:
+        """The arms beside BN that choose a rate of their own; the convolutional networks have no sigmoids."""
+        return tuple(arm for arm in SWEPT if self.size == SMALL or arm.activation == "relu")
+
+
+def settings_for(size: str, **given: Any) -> Settings:
+    """Return the settings of a size, with those that are given in place of its own.
+
+    >>> settings_for("medium", seeds=5).momentum, settings_for("medium").depths
+    (0.9, (3, 6, 9))
+    >>> settings_for("large")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: --size is 'large'; choose one of small, medium
+    """
+    if size not in SIZES:
+        raise BatchNormError(f"--size is {size!r}", do=f"choose one of {', '.join(SIZES)}")
+    return Settings(**{**SIZES[size], **given})
 
 
 def parse_depths(text: str) -> tuple[int, ...]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from batchnorm.lab.depth.arms import PLAIN, Settings
 from batchnorm.lab.depth.outcome import Outcome, depth_of
-from batchnorm.lab.depth.run import Job, planned, run
+from batchnorm.lab.depth.run import run
 from batchnorm.lab.judge.arms import span
 from batchnorm.lab.judge.contest import swept
+from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.lab.summary import rates_in
-from batchnorm.lab.train import Progress
 
 
 def raced(blocks: int, options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -23,15 +22,7 @@ def raced(blocks: int, options: Mapping[str, Any], recorder: Recorder) -> dict[s
     'BN x30'
     """
     settings = Settings(depths=(blocks,), **options)
-    total, lock = planned(settings), threading.Lock()
-    done: dict[int, int] = {}
-
-    def watch(job: Job, progress: Progress) -> None:
-        with lock:
-            done[id(job)] = progress.step * len(job.members) * job.blocks
-            recorder.progress(min(sum(done.values()), total), total, job.title)
-
-    return facts_of(run(settings, threads=recorder.threads, watch=watch), blocks)
+    return facts_of(run(settings, threads=recorder.threads, parts=Parts(recorder)), blocks)
 
 
 def facts_of(outcome: Outcome, blocks: int) -> dict[str, Any]:

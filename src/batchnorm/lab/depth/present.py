@@ -90,8 +90,8 @@ def answer(outcome: Outcome, *, unicode: bool = True) -> list[str]:
     seeds = outcome.settings.seeds
     return [
         sentence(outcome),
-        f"Steps to {depth.target:.1%} of the digits, the best of the network without BN at its own best rate "
-        f"({depth.blocks} residual blocks, {seeds} seed{'s' * (seeds > 1)}).",
+        f"Steps to {depth.target:.1%} of {outcome.settings.images}, the best of the network without BN at its own "
+        f"best rate ({depth.blocks} residual blocks, {seeds} seed{'s' * (seeds > 1)}).",
         *bars(depth, FIRST, unicode=unicode),
     ]
 

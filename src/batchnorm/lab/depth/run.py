@@ -12,52 +12,41 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from batchnorm import interrupts
 from batchnorm.lab.curves import Curve, Member
-from batchnorm.lab.data import digits
+from batchnorm.lab.data import digits, sets
+from batchnorm.lab.data.examples import examples
 from batchnorm.lab.depth.arms import (
+    MEDIUM,
     NORMALISED,
     PLAIN,
     RAISED_PLAIN,
     SIGMOID,
+    SMALL,
     SOONEST,
+    STAGES,
     SWEPT,
     TUNING_SEEDS,
     Arm,
     Settings,
 )
 from batchnorm.lab.depth.outcome import Entry, Outcome, choose_rate, smoothed, soonest_rate, trains
-from batchnorm.lab.heat import Crew, Heat, crew
+from batchnorm.lab.heat import Crew, Heat, Job, Watch, crew
+from batchnorm.lab.networks.conv_residual import ConvResidual
 from batchnorm.lab.networks.residual import Residual, ResidualCopies
-from batchnorm.lab.shelf import Shelf
+from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.summary import at_rate, typical_best
 from batchnorm.lab.train import Progress
-from batchnorm.lab.trainer import Examples, train
+from batchnorm.lab.trainer import Examples, train, train_apart
 
 FIRST_PART, LARGEST_PART = 14, 30  # copies that one thread trains together: small while others would wait
-
-
-@dataclass(frozen=True)
-class Job:
-    """Networks that are trained at the same time: one depth, one arm or several that differ in their rate only."""
-
-    blocks: int
-    arms: tuple[Arm, ...]
-    members: tuple[Member, ...]
-
-    @property
-    def title(self) -> str:
-        """What it is called while it runs."""
-        names = ", ".join(arm.name for arm in self.arms)
-        return f"{self.blocks} blocks: {names}" if self.blocks else names
-
-
-Watch = Callable[[Job, Progress], None]
-"""Called after every step with the job in training and where it stands."""
+VALIDATED = 1000  # images: more would take longer than the training between two validations
+LARGEST_APART = 3  # convolutional networks that one thread trains before they are kept
 
 
 def digits_examples(dtype: torch.dtype = torch.float32) -> Examples:
@@ -72,6 +61,26 @@ def digits_examples(dtype: torch.dtype = torch.float32) -> Examples:
     return Examples(images[0], labels[0], images[1], labels[1], split.classes)
 
 
+def fashion_examples() -> Examples:
+    """Return Fashion-MNIST's training images, of which 1,000 are held out for validation; the folder is BATCHNORM_DATA.
+
+    Test images are not read: rates are chosen, and arms compared, on the images that are held out.
+    """
+    found = examples(sets.load("fashion-mnist"), held_out=True)
+    inputs, labels = found.validation_inputs, found.validation_labels
+    chosen = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:VALIDATED]
+    return replace(found, validation_inputs=inputs[chosen], validation_labels=labels[chosen])
+
+
+def examples_for(settings: Settings) -> Examples:
+    """Return what a race of this size reads.
+
+    >>> len(examples_for(Settings()).train_labels)
+    1347
+    """
+    return digits_examples() if settings.size == SMALL else fashion_examples()
+
+
 @dataclass
 class Race:
     """A race under way: what was begun, and the entries that are done."""
@@ -79,53 +88,44 @@ class Race:
     settings: Settings
     data: Examples
     workers: Crew
-    watch: Watch | None
     begun: list[tuple[Job, Heat]] = field(default_factory=list)
 
     def start(self, blocks: int, arms: Sequence[Arm], members: Sequence[Member], largest: int = LARGEST_PART) -> Heat:
         """Begin to train; the networks of all arms must be built alike."""
         settings, arm = self.settings, arms[0]
+        largest = largest if settings.size == SMALL else LARGEST_APART
         job = Job(blocks, tuple(arms), tuple(members))
 
         def train_part(part: Sequence[Member], look: Callable[[Progress], None]) -> list[Curve]:
-            networks = [
-                Residual(
-                    member.seed,
-                    blocks=blocks,
-                    width=settings.width,
-                    norm=arm.norm,
-                    activation=arm.activation,
-                    skip_init=arm.skip_init,
-                    inputs=self.data.train_inputs.shape[1],
-                    classes=self.data.classes,
-                )
-                for member in part
-            ]
+            shape: dict[str, Any] = {"width": settings.width, "skip_init": arm.skip_init, "classes": self.data.classes}
             amounts = {"steps": settings.steps, "batch_size": settings.batch_size, "every": settings.every}
+            if settings.size == MEDIUM:
+                norm = "batch" if arm.norm == "ours" else arm.norm
+                large = [ConvResidual(m.seed, blocks=blocks // STAGES, norm=norm, **shape) for m in part]
+                return train_apart(large, part, self.data, watch=look, **amounts)
+            inputs = self.data.train_inputs.shape[1]
+            own: dict[str, Any] = {"blocks": blocks, "norm": arm.norm, "activation": arm.activation, "inputs": inputs}
+            networks = [Residual(member.seed, **own, **shape) for member in part]
             return train(ResidualCopies(networks), part, self.data, watch=look, **amounts)
 
-        watch = self.watch
-        heat = self.workers.start(
-            members,
-            train_part,
-            watch and (lambda progress: watch(job, progress)),
-            largest=largest,
-            name=job.title,
-            steps=settings.steps,
-        )
+        heat = self.workers.start(job, train_part, steps=settings.steps, largest=largest)
         self.begun.append((job, heat))
         return heat
+
+    def member(self, rate: float, seed: int, arm: Arm) -> Member:
+        """Return one network of an arm."""
+        return Member(rate, seed, self.settings.momentum, clip=arm.clip)
 
     def sweep(self, blocks: int, arm: Arm, largest: int = LARGEST_PART) -> Heat:
         """Train an arm at all rates of its grid on the tuning seeds."""
         rates = self.settings.sigmoid_rates if arm.activation == "sigmoid" else self.settings.rates
         # Seed by seed: the parts into which this is cut have as many rates that diverge soon.
-        members = [Member(rate, seed, clip=arm.clip) for seed in TUNING_SEEDS for rate in rates]
+        members = [self.member(rate, seed, arm) for seed in TUNING_SEEDS for rate in rates]
         return self.start(blocks, [arm], members, largest)
 
     def report(self, blocks: int, arm: Arm, rate: float) -> Heat:
         """Train an arm at one rate on fresh seeds."""
-        return self.start(blocks, [arm], [Member(rate, seed, clip=arm.clip) for seed in range(self.settings.seeds)])
+        return self.start(blocks, [arm], [self.member(rate, seed, arm) for seed in range(self.settings.seeds)])
 
     def searched(self, blocks: int, rate: float, tuning: Sequence[Curve]) -> list[Heat]:
         """Train the plain network at the rates that are soonest at each target on the tuning seeds, if others."""
@@ -139,7 +139,7 @@ class Race:
     def normalised(self, blocks: int, rate: float, largest: int = LARGEST_PART) -> Heat:
         """Train the network with BN at 1, 5 and 30 times a rate, on the tuning seeds and on fresh ones."""
         seeds = (*TUNING_SEEDS, *range(self.settings.seeds))
-        members = [Member(raised(rate, arm), seed) for arm in NORMALISED for seed in seeds]
+        members = [self.member(raised(rate, arm), seed, arm) for arm in NORMALISED for seed in seeds]
         return self.start(blocks, NORMALISED, members, largest)
 
     def entries(self) -> list[Entry]:
@@ -175,15 +175,15 @@ def run(
     threads: int = 1,
     watch: Watch | None = None,
     answer: Callable[[Outcome], None] = lambda outcome: None,
-    shelf: Shelf | None = None,
+    parts: Parts | None = None,
 ) -> Outcome:
     """Run the race; ``answer`` is called as soon as the depth of the first sentence is known.
 
     >>> outcome = run(Settings(seeds=1, steps=100, depths=(2,)))  # doctest: +SKIP
 
-    An interrupt ends it and keeps the arms that were done; what a ``shelf`` has is not trained again.
+    An interrupt ends it and keeps the arms that were done; ``parts`` that are there are not trained again.
     """
-    data, begun, processor = digits_examples(), time.perf_counter(), time.process_time()
+    data, begun, processor = examples_for(settings), time.perf_counter(), time.process_time()
     interrupted = False
     race = None
 
@@ -200,8 +200,8 @@ def run(
         )
 
     try:
-        with crew(threads, shelf) as workers:
-            race = Race(settings, data, workers, watch)
+        with crew(threads, watch, parts, planned(settings)) as workers:
+            race = Race(settings, data, workers)
             follow(race, lambda: answer(outcome()))
     except KeyboardInterrupt:
         interrupts.accept()
@@ -221,9 +221,10 @@ def follow(race: Race, answer: Callable[[], None]) -> None:
     awaited = [race.report(first, PLAIN, rate), race.normalised(first, rate, FIRST_PART)]
     awaited += race.searched(first, rate, sweep.curves())
     others = sorted((depth for depth in settings.depths if depth != first), reverse=True)
-    sweeps = [(first, arm, race.sweep(first, arm)) for arm in SWEPT]
+    sweeps = [(first, arm, race.sweep(first, arm)) for arm in settings.swept]
     race.report(first, RAISED_PLAIN, raised(rate, RAISED_PLAIN))
-    race.report(first, SIGMOID, raised(rate, SIGMOID))
+    if settings.size == SMALL:
+        race.report(first, SIGMOID, raised(rate, SIGMOID))
     sweeps += [(depth, PLAIN, race.sweep(depth, PLAIN)) for depth in others]
     for heat in awaited:
         heat.wait()
@@ -251,7 +252,8 @@ def planned(settings: Settings) -> int:
     tuning, seeds = len(TUNING_SEEDS), settings.seeds
     sweep = tuning * len(settings.rates) + seeds
     own = sweep + len(NORMALISED) * (tuning + seeds) + settings.strict * len(SOONEST) * seeds
-    beside = 2 * sweep + tuning * len(settings.sigmoid_rates) + seeds + 2 * seeds
+    sigmoids = tuning * len(settings.sigmoid_rates) + 2 * seeds if settings.size == SMALL else 0
+    beside = 2 * sweep + sigmoids + seeds
     return settings.steps * (own * sum(settings.depths) + beside * settings.headline)
 
 

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from batchnorm.lab.figure1.settings import INITS, Settings, parse_inits
-from batchnorm.lab.front import check_outputs, earlier, leave, watched
+from batchnorm.lab.front import (
+    BatchSize,
+    Force,
+    Images,
+    Json,
+    Open,
+    Out,
+    Rates,
+    Report,
+    Svg,
+    Threads,
+    check_outputs,
+    leave,
+    recorded,
+    run_of,
+    watched,
+)
 from batchnorm.lab.networks.schemes import SCHEMES
 from batchnorm.lab.options import parse_rates
 from batchnorm.terminal import say
@@ -18,25 +33,16 @@ FOLDER = Path("batchnorm-figure1")
 
 
 def figure1(
-    data: Annotated[
-        str,
-        typer.Option(
-            envvar="BATCHNORM_DATA",
-            help="A folder with MNIST's four idx files, or with a folder mnist. Without it, the bundled digits.",
-            metavar="DIR",
-        ),
-    ] = "",
+    data: Images = "",
     seeds: Annotated[int, typer.Option(help="Fresh seeds of every network; 3 can just give a verdict.")] = 5,
     steps: Annotated[
         int | None, typer.Option(help="Training steps. By default the paper's 50000 with --data, else 3000.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Examples per step; BN takes its statistics from these.")] = 60,
+    batch_size: BatchSize = 60,
     every: Annotated[
         int | None, typer.Option(help="Steps between validations; by default a hundredth of the steps.")
     ] = None,
-    rates: Annotated[
-        str, typer.Option(help="The learning rates from which each network has its best.", metavar="R,R,...")
-    ] = "",
+    rates: Rates = "",
     init: Annotated[
         str,
         typer.Option(
@@ -44,21 +50,13 @@ def figure1(
             metavar="START,...",
         ),
     ] = ",".join(INITS),
-    json: Annotated[
-        Path | None, typer.Option(help="Also write every curve and figure to this file.", metavar="OUT")
-    ] = None,
-    svg: Annotated[
-        Path | None, typer.Option(help="Also write the charts as one picture, for a document.", metavar="FILE.svg")
-    ] = None,
-    threads: Annotated[
-        int, typer.Option(help="Train on so many threads; 0 takes as many as torch would. Changes no result.")
-    ] = 0,
-    out: Annotated[
-        Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")
-    ] = FOLDER,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write the records and the page.")] = True,
-    open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder of --out.")] = False,
+    json: Json = None,
+    svg: Svg = None,
+    threads: Threads = 0,
+    out: Out = FOLDER,
+    report: Report = True,
+    open: Open = False,
+    force: Force = False,
 ) -> None:
     """Follow what a sigmoid is given while its network learns, with Batch Normalization and without.
 
@@ -84,26 +82,34 @@ def figure1(
     import torch
     from rich.console import Console
 
+    from batchnorm.lab import as_runs
     from batchnorm.lab.figure1.figures import draw
     from batchnorm.lab.figure1.present import lines
-    from batchnorm.lab.figure1.run import planned, run
-    from batchnorm.lab.figure1.store import COMMAND, from_records, to_records
+    from batchnorm.lab.figure1.records import COMMAND, from_records
+    from batchnorm.lab.figure1.run import planned
     from batchnorm.lab.sources import load
+    from batchnorm.lab.train import check_batch
 
     console = Console(highlight=False)
     source = load(data, binary=True)
     settings = settings.given_data(bundled=source.bundled)
     threads = threads or torch.get_num_threads()
-    about = {"command": COMMAND, **asdict(settings), "data": source.checksum}
-    records, shelf = earlier(out if report else None, COMMAND, about, force)
-    if records is None:
-        with watched(console, settings.amounts[0], planned(settings)) as watch:
-            outcome = run(settings, source, threads=threads, watch=watch, shelf=shelf)
-        records = to_records(outcome, threads)
-    else:
-        outcome = from_records(records)
+    check_batch(settings.batch_size, len(source.tuning.train_labels))
+    asked, place = run_of(COMMAND, settings, data=source.checksum), out if report else None
+    with watched(console, settings.amounts[0], planned(settings)) as watch:
+        records = recorded(
+            asked,
+            as_runs.figure1,
+            threads=threads,
+            file=out / f"{COMMAND}.json",
+            keep=report,
+            force=force,
+            source=source,
+            watch=watch,
+        )
+    outcome = from_records(records)
     for line in lines(outcome):
         say(line)
-    leave(records, draw, json=json, svg=svg, out=out if report else None, open=open, shelf=shelf)
+    leave(records, draw, json=json, svg=svg, out=place, open=open)
     if outcome.interrupted:
         raise typer.Exit(130)

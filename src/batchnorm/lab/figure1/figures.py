@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from batchnorm.lab.curves import median_curve
 from batchnorm.lab.figure1.outcome import Entry, Outcome, Track, accuracies, drifts, sentence
 from batchnorm.lab.figure1.present import notes
+from batchnorm.lab.figure1.records import from_records
 from batchnorm.lab.figure1.settings import PLAIN, WITH
-from batchnorm.lab.figure1.store import from_records
 from batchnorm.lab.figures.verdicts import KINDS
 from batchnorm.records import RecordFile
 from batchnorm.report.sections import Headline, Line, Panel, Panels, Table, thinned
@@ -22,7 +22,7 @@ def draw(records: RecordFile) -> Panels | Headline:
     """Draw the sentence and its three charts.
 
     >>> from batchnorm.lab.figure1.settings import Settings
-    >>> from batchnorm.lab.figure1.store import to_records
+    >>> from batchnorm.lab.figure1.records import to_records
     >>> draw(to_records(Outcome(Settings(), (), "digits", "of the digits", ""), threads=2)).title
     'Neither network was finished.'
     """

@@ -19,16 +19,15 @@ from torch import Tensor
 from batchnorm import interrupts
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.depth.arms import TUNING_SEEDS, Arm
-from batchnorm.lab.depth.run import Job, Watch, peak_megabytes
+from batchnorm.lab.depth.run import peak_megabytes
 from batchnorm.lab.figure1.outcome import Entry, Outcome, Track, choose_rate
 from batchnorm.lab.figure1.settings import PLAIN, SHARES, TUNING_STEPS, WITH, Settings
-from batchnorm.lab.heat import Crew, Heat, crew
+from batchnorm.lab.heat import Crew, Heat, Job, Watch, crew
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
-from batchnorm.lab.shelf import REPLACE, Shelf
+from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.sources import Source
 from batchnorm.lab.train import Progress
 from batchnorm.lab.trainer import Examples, train
-from batchnorm.records import values_of
 
 OBSERVED = 1000  # validation images of which the percentiles are taken
 LARGEST_PART = 8
@@ -42,7 +41,6 @@ class Figure:
     settings: Settings
     source: Source
     workers: Crew
-    watch: Watch | None
     tracks: dict[tuple[str, str, int], Track] = field(default_factory=dict)
 
     def start(self, init: str, name: str, members: Sequence[Member], data: Examples, steps: int) -> Heat:
@@ -71,19 +69,11 @@ class Figure:
             for curve in curves if data is self.source.report else ():
                 track = followed(curve, seen.get(curve.member.seed, []), settings.width)
                 self.tracks[init, name, curve.member.seed] = track
-                if self.workers.shelf is not None:
-                    self.workers.shelf.put(track_key(init, name, curve), asdict(track))
+                if self.workers.parts is not None:
+                    self.workers.parts.put(track_key(init, name, curve), asdict(track))
             return curves
 
-        watch = self.watch
-        return self.workers.start(
-            members,
-            train_part,
-            watch and (lambda progress: watch(job, progress)),
-            largest=LARGEST_PART,
-            name=f"{job.title}, {'fresh' if data is self.source.report else 'tuning'}",
-            steps=steps,
-        )
+        return self.workers.start(job, train_part, steps=steps, largest=LARGEST_PART)
 
     def sweep(self, init: str, name: str) -> Heat:
         """Train a network at all rates on the tuning seeds."""
@@ -99,9 +89,9 @@ class Figure:
         """Return what was seen of one network."""
         if (init, name, curve.member.seed) in self.tracks:
             return self.tracks[init, name, curve.member.seed]
-        assert self.workers.shelf is not None  # it was trained before a kill
-        kept = self.workers.shelf.get(track_key(init, name, curve))
-        with values_of(str(self.workers.shelf.path), REPLACE):
+        assert self.workers.parts is not None  # it was trained before a kill
+        kept = self.workers.parts.get(track_key(init, name, curve))
+        with self.workers.parts.reading():
             low, middle, high = (tuple(map(number, row)) for row in kept["percentiles"])
             return Track(curve, tuple(map(number, kept["drifts"])), int(kept["unit"]), (low, middle, high))
 
@@ -176,7 +166,7 @@ def planned(settings: Settings) -> int:
 
 
 def run(
-    settings: Settings, source: Source, *, threads: int = 1, watch: Watch | None = None, shelf: Shelf | None = None
+    settings: Settings, source: Source, *, threads: int = 1, watch: Watch | None = None, parts: Parts | None = None
 ) -> Outcome:
     """Train everything and return what was measured.
 
@@ -188,8 +178,8 @@ def run(
     begun, processor, interrupted = time.perf_counter(), time.process_time(), False
     entries: list[Entry] = []
     try:
-        with crew(threads, shelf) as workers:
-            figure = Figure(settings, source, workers, watch)
+        with crew(threads, watch, parts, planned(settings)) as workers:
+            figure = Figure(settings, source, workers)
             arms = [(init, name) for init in settings.inits for name in (PLAIN, WITH)]
             sweeps = [figure.sweep(*arm) for arm in arms]
             reports = []

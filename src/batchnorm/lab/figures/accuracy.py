@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from batchnorm.lab.figures.looks import look_of_variant
-from batchnorm.lab.store import from_records
+from batchnorm.lab.records import from_records
 from batchnorm.lab.summary import Lane, Row, summarise
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
@@ -17,7 +17,7 @@ def draw(records: RecordFile) -> Plot | None:
     """Draw the medians of the seeds, the span of the seeds behind them, and where each meets the baseline's best.
 
     >>> from batchnorm.lab.options import Options
-    >>> from batchnorm.lab.store import to_records
+    >>> from batchnorm.lab.records import to_records
     >>> from batchnorm.lab.summary import Result
     >>> draw(to_records(Result(Options(), (), 450, 10), threads=2)) is None
     True

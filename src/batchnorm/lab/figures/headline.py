@@ -7,7 +7,7 @@ import statistics
 
 from batchnorm.lab.figures.looks import look_of_variant
 from batchnorm.lab.present import lines
-from batchnorm.lab.store import from_records
+from batchnorm.lab.records import from_records
 from batchnorm.lab.summary import Row, Summary, summarise
 from batchnorm.lab.variants import BASELINE, SAME_RATE
 from batchnorm.records import RecordFile
@@ -18,7 +18,7 @@ def draw(records: RecordFile) -> Headline:
     """Draw the headline of a race.
 
     >>> from batchnorm.lab.options import Options
-    >>> from batchnorm.lab.store import to_records
+    >>> from batchnorm.lab.records import to_records
     >>> from batchnorm.lab.summary import Result
     >>> draw(to_records(Result(Options(), (), 450, 10), threads=2)).title
     'No arm was finished.'

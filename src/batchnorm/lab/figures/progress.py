@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchnorm.lab.curves import median_curve
-from batchnorm.lab.store import from_records
+from batchnorm.lab.records import from_records
 from batchnorm.lab.summary import at_rate, rates_in
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
@@ -17,7 +17,7 @@ def draw(records: RecordFile) -> Plot | None:
     """Draw a row for each variant and rate, steps to the right, the median accuracy as colour.
 
     >>> from batchnorm.lab.options import Options
-    >>> from batchnorm.lab.store import to_records
+    >>> from batchnorm.lab.records import to_records
     >>> from batchnorm.lab.summary import Result
     >>> draw(to_records(Result(Options(), (), 450, 10), threads=2)) is None
     True

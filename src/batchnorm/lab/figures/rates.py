@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from batchnorm.lab.store import from_records
+from batchnorm.lab.records import from_records
 from batchnorm.lab.summary import Lane, at_rate, rates_in, typical_best
 from batchnorm.lab.variants import named
 from batchnorm.records import RecordFile
@@ -19,7 +19,7 @@ def draw(records: RecordFile) -> Plot | None:
     """Draw network by rate, the best accuracy of the median seed as colour and as a number.
 
     >>> from batchnorm.lab.options import Options
-    >>> from batchnorm.lab.store import to_records
+    >>> from batchnorm.lab.records import to_records
     >>> from batchnorm.lab.summary import Result
     >>> draw(to_records(Result(Options(), (), 450, 10), threads=2)) is None
     True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchnorm.lab.present import accuracy_cell, notes, rate_cell, ratio_cell, steps_cell
-from batchnorm.lab.store import from_records
+from batchnorm.lab.records import from_records
 from batchnorm.lab.summary import SHARE, summarise
 from batchnorm.lab.variants import PAPER_TARGET, named
 from batchnorm.records import RecordFile
@@ -14,7 +14,7 @@ def draw(records: RecordFile) -> Table | None:
     """Draw the table of steps.
 
     >>> from batchnorm.lab.options import Options
-    >>> from batchnorm.lab.store import to_records
+    >>> from batchnorm.lab.records import to_records
     >>> from batchnorm.lab.summary import Result
     >>> draw(to_records(Result(Options(), (), 450, 10), threads=2)) is None
     True

@@ -10,13 +10,10 @@ from typing import Any
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.claims import claim_named
 from batchnorm.lab.judge.claim import BUDGETS, Claim, Judgement, Part, not_run
-from batchnorm.lab.runs.experiments import Option
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.lab.runs.store import Folder, Store, check_kinds
 from batchnorm.lab.verdict import NOT_JUDGED
 from batchnorm.records import values_of
-
-OPTIONS: tuple[Option, ...] = ()  # a claim fixes its own
 
 
 def run(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:

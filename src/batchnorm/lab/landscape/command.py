@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from batchnorm.lab.front import check_outputs, earlier, leave, watched
+from batchnorm.lab.front import (
+    BatchSize,
+    Force,
+    Images,
+    Json,
+    Open,
+    Out,
+    Report,
+    Svg,
+    Threads,
+    check_outputs,
+    leave,
+    recorded,
+    run_of,
+    watched,
+)
 from batchnorm.lab.landscape.settings import Settings
 from batchnorm.terminal import say
 
@@ -16,33 +30,20 @@ FOLDER = Path("batchnorm-landscape")
 
 
 def landscape(
-    data: Annotated[
-        str,
-        typer.Option(
-            envvar="BATCHNORM_DATA",
-            help="A folder with MNIST's four idx files, or with a folder mnist. Without it, the bundled digits.",
-            metavar="DIR",
-        ),
-    ] = "",
+    data: Images = "",
     seeds: Annotated[int, typer.Option(help="Seeds of both networks; 3 can just give a verdict.")] = 5,
     steps: Annotated[int | None, typer.Option(help="Training steps. By default 2000 with --data, else 400.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Examples per step; BN takes its statistics from these.")] = 128,
+    batch_size: BatchSize = 128,
     records: Annotated[int, typer.Option(help="Measure at so many steps, evenly in log time.")] = 40,
     rate: Annotated[float, typer.Option(help="The learning rate of both networks.")] = 0.1,
     layers: Annotated[int, typer.Option(help="Hidden layers of both networks.")] = 8,
-    json: Annotated[Path | None, typer.Option(help="Also write every band to this file.", metavar="OUT")] = None,
-    svg: Annotated[
-        Path | None, typer.Option(help="Also write the charts as one picture, for a document.", metavar="FILE.svg")
-    ] = None,
-    threads: Annotated[
-        int, typer.Option(help="Train on so many threads; 0 takes as many as torch would. Changes no result.")
-    ] = 0,
-    out: Annotated[
-        Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")
-    ] = FOLDER,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Write the records and the page.")] = True,
-    open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder of --out.")] = False,
+    json: Json = None,
+    svg: Svg = None,
+    threads: Threads = 0,
+    out: Out = FOLDER,
+    report: Report = True,
+    open: Open = False,
+    force: Force = False,
 ) -> None:
     """Measure how smooth the loss is along the gradient, with Batch Normalization and without.
 
@@ -65,25 +66,32 @@ def landscape(
     import torch
     from rich.console import Console
 
+    from batchnorm.lab import as_runs
     from batchnorm.lab.landscape.figures import draw
     from batchnorm.lab.landscape.present import lines
-    from batchnorm.lab.landscape.run import run
-    from batchnorm.lab.landscape.store import COMMAND, from_records, to_records
+    from batchnorm.lab.landscape.records import COMMAND, from_records
+    from batchnorm.lab.landscape.run import planned
     from batchnorm.lab.sources import load
+    from batchnorm.lab.train import check_batch
 
     source = load(data)
     settings = settings.given_data(bundled=source.bundled)
-    threads, count = threads or torch.get_num_threads(), settings.steps or 0
-    about = {"command": COMMAND, **asdict(settings), "data": source.checksum}
-    found, shelf = earlier(out if report else None, COMMAND, about, force)
-    if found is None:
-        with watched(Console(highlight=False), count, 2 * seeds * count) as watch:
-            outcome = run(settings, source, threads=threads, watch=watch)
-        found = to_records(outcome, threads)
-    else:
-        outcome = from_records(found)
+    check_batch(settings.batch_size, len(source.report.train_labels))
+    asked, place = run_of(COMMAND, settings, data=source.checksum), out if report else None
+    with watched(Console(highlight=False), settings.steps or 0, planned(settings)) as watch:
+        found = recorded(
+            asked,
+            as_runs.landscape,
+            threads=threads or torch.get_num_threads(),
+            file=out / f"{COMMAND}.json",
+            keep=report,
+            force=force,
+            source=source,
+            watch=watch,
+        )
+    outcome = from_records(found)
     for line in lines(outcome):
         say(line)
-    leave(found, draw, json=json, svg=svg, out=out if report else None, open=open, shelf=shelf)
+    leave(found, draw, json=json, svg=svg, out=place, open=open)
     if outcome.interrupted:
         raise typer.Exit(130)

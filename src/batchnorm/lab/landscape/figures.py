@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from batchnorm.lab.figures.verdicts import KINDS
 from batchnorm.lab.landscape.outcome import CHANGE, LOSS, Outcome, figures, number, sentence
 from batchnorm.lab.landscape.present import notes
+from batchnorm.lab.landscape.records import from_records
 from batchnorm.lab.landscape.settings import PLAIN, SCALED, WITH
-from batchnorm.lab.landscape.store import from_records
 from batchnorm.records import RecordFile
 from batchnorm.report.sections import Headline, Line, Panel, Panels, Table
 
@@ -22,7 +22,7 @@ def draw(records: RecordFile) -> Panels | Headline:
     """Draw the sentence and four charts.
 
     >>> from batchnorm.lab.landscape.settings import Settings
-    >>> from batchnorm.lab.landscape.store import to_records
+    >>> from batchnorm.lab.landscape.records import to_records
     >>> draw(to_records(Outcome(Settings(steps=9), (), {}, "digits", "of the digits", ""), threads=2)).title
     'Neither network was finished.'
     """

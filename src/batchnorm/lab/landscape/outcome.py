@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from batchnorm.lab.landscape.settings import PLAIN, WITH, Settings
 from batchnorm.lab.summary import Steps
 from batchnorm.lab.verdict import NOT_JUDGED, Verdict, sooner, together, with_enough_seeds
 
 LOSS, CHANGE = "loss", "change"
+SERIES = ("loss_low", "loss_high", "change_low", "change_high", "weights")
 CLAIMS = (
     "With Batch Normalization the loss varies less along the gradient",
     "Its gradient changes less",
@@ -54,6 +56,17 @@ class Track:
             return list(self.change_high)
         pairs = zip(self.loss_low, self.loss_high, strict=True)
         return [math.inf if high == math.inf else high - low for low, high in pairs]
+
+
+def track_of(fields: Mapping[str, Any]) -> Track:
+    """Return a track from its fields as JSON has them.
+
+    >>> fields = {"loss_low": [1.0], "loss_high": [None], "change_low": [], "change_high": [], "weights": [2.0]}
+    >>> track_of({"arm": "with BN", "corrected": False, "seed": 0, **fields}).loss_high
+    (inf,)
+    """
+    series = {key: tuple(math.inf if v is None else v for v in fields[key]) for key in SERIES}
+    return Track(fields["arm"], fields["corrected"], fields["seed"], **series)
 
 
 @dataclass(frozen=True)

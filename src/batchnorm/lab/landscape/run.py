@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,12 +18,13 @@ from torch import Tensor
 from batchnorm import interrupts
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.depth.arms import Arm
-from batchnorm.lab.depth.run import Job, Watch, peak_megabytes
-from batchnorm.lab.heat import crew
-from batchnorm.lab.landscape.outcome import Outcome, Track
+from batchnorm.lab.depth.run import peak_megabytes
+from batchnorm.lab.heat import Job, Watch, crew
+from batchnorm.lab.landscape.outcome import Outcome, Track, track_of
 from batchnorm.lab.landscape.settings import PLAIN, SCALE, SCALED, WITH, Settings
 from batchnorm.lab.landscape.walk import hidden, norms, scaled, walk
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
+from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.sources import Source
 from batchnorm.lab.train import Progress
 from batchnorm.lab.trainer import Examples, copy_losses, descend, orders, rates, validate
@@ -94,7 +95,18 @@ def train_and_walk(
     return [track for (arm, c), log in logs.items() for track in log.tracks(arm, c, members)], accuracies
 
 
-def run(settings: Settings, source: Source, *, threads: int = 1, watch: Watch | None = None) -> Outcome:
+def planned(settings: Settings) -> int:
+    """Return how many steps of networks both networks take.
+
+    >>> planned(Settings(seeds=5, steps=300))
+    3000
+    """
+    return 2 * settings.seeds * (settings.steps or 0)
+
+
+def run(
+    settings: Settings, source: Source, *, threads: int = 1, watch: Watch | None = None, parts: Parts | None = None
+) -> Outcome:
     """Measure both networks and return what was found.
 
     >>> outcome = run(Settings(steps=100), load(""))  # doctest: +SKIP
@@ -106,7 +118,7 @@ def run(settings: Settings, source: Source, *, threads: int = 1, watch: Watch | 
     members = [Member(settings.rate, seed) for seed in range(settings.seeds)]
     found: dict[str, tuple[list[Track], list[float]]] = {}
     try:
-        with crew(threads) as workers:
+        with crew(threads, watch, parts, planned(settings)) as workers:
             heats = []
             for arm in (PLAIN, WITH):
                 job = Job(0, (Arm(arm),), tuple(members))
@@ -126,13 +138,16 @@ def run(settings: Settings, source: Source, *, threads: int = 1, watch: Watch | 
                         for member in part
                     ]
                     found[arm] = train_and_walk(LayeredCopies(networks), part, source.report, settings, look)
+                    if parts is not None:
+                        tracks, accuracies = found[arm]
+                        parts.put(arm, {"tracks": [asdict(track) for track in tracks], "accuracies": accuracies})
                     return []
 
-                def see(progress: Progress, job: Job = job) -> None:
-                    if watch is not None:
-                        watch(job, progress)
-
-                heats.append(workers.start(members, measure, see, largest=len(members)))
+                kept = parts.get(arm) if parts is not None else None
+                if kept is not None:
+                    found[arm] = [track_of(track) for track in kept["tracks"]], kept["accuracies"]
+                else:
+                    heats.append(workers.start(job, measure, steps=settings.steps or 0, largest=len(members)))
             for heat in heats:
                 heat.wait()
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from batchnorm.lab.depth.figures.rates import plot
 from batchnorm.lab.depth.outcome import smoothed
 from batchnorm.lab.figures.accuracy import layout
 from batchnorm.lab.own.present import arm, notes, sentence, steps, sweep_rows, verdict
-from batchnorm.lab.own.store import from_records
+from batchnorm.lab.own.records import from_records
 from batchnorm.records import RecordFile
 from batchnorm.report.sections import Bar, Headline, Plot, Switch
 

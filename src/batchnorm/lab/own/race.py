@@ -14,13 +14,14 @@ from batchnorm import interrupts
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.depth.arms import PLAIN, TUNING_SEEDS, Arm, Settings
 from batchnorm.lab.depth.outcome import Entry, choose_rate, smoothed, soonest_rate
-from batchnorm.lab.depth.run import Job, Watch, peak_megabytes
-from batchnorm.lab.ensemble import Copies, Single
-from batchnorm.lab.heat import Crew, Heat, crew
+from batchnorm.lab.depth.run import peak_megabytes
+from batchnorm.lab.ensemble import Copies
+from batchnorm.lab.heat import Crew, Heat, Job, Watch, crew
 from batchnorm.lab.own.subject import Subject
+from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.summary import TRAINED, at_rate, typical_best
 from batchnorm.lab.train import Progress
-from batchnorm.lab.trainer import train
+from batchnorm.lab.trainer import train, train_apart
 
 WITH = Arm("with BN")
 LARGEST_PART = 12  # of any network: memory grows with the copies
@@ -43,7 +44,15 @@ class Duel:
     interrupted: bool = False
 
 
-def run(model: str, subject: Subject, settings: Settings, *, threads: int = 1, watch: Watch | None = None) -> Duel:
+def run(
+    model: str,
+    subject: Subject,
+    settings: Settings,
+    *,
+    threads: int = 1,
+    watch: Watch | None = None,
+    parts: Parts | None = None,
+) -> Duel:
     """Race a network; an interrupt ends it and keeps an arm that was done.
 
     >>> run("net.py:make", load("net.py:make", "train.npz", [0], 32), Settings())  # doctest: +SKIP
@@ -51,8 +60,8 @@ def run(model: str, subject: Subject, settings: Settings, *, threads: int = 1, w
     begun, interrupted = time.perf_counter(), False
     entries: dict[str, Entry] = {}
     try:
-        with crew(threads) as workers:
-            sweeps = {arm: sweep(workers, subject, settings, arm, watch) for arm in (PLAIN, WITH)}
+        with crew(threads, watch, parts, planned(settings)) as workers:
+            sweeps = {arm: sweep(workers, subject, settings, arm) for arm in (PLAIN, WITH)}
             for heat in sweeps.values():
                 heat.wait()
             tuned = {arm: tuple(heat.curves()) for arm, heat in sweeps.items()}
@@ -62,9 +71,7 @@ def run(model: str, subject: Subject, settings: Settings, *, threads: int = 1, w
             sought = target if trained(target, subject.data.classes) else math.inf
             rates[WITH] = soonest_rate(tuned[WITH], sought, settings)
             fresh = {
-                arm: start(
-                    workers, subject, settings, arm, [Member(rate, seed) for seed in range(settings.seeds)], watch
-                )
+                arm: start(workers, subject, settings, arm, [Member(rate, seed) for seed in range(settings.seeds)])
                 for arm, rate in rates.items()
             }
             for arm, heat in fresh.items():
@@ -88,15 +95,22 @@ def run(model: str, subject: Subject, settings: Settings, *, threads: int = 1, w
     )
 
 
-def sweep(workers: Crew, subject: Subject, settings: Settings, arm: Arm, watch: Watch | None) -> Heat:
+def sweep(workers: Crew, subject: Subject, settings: Settings, arm: Arm) -> Heat:
     """Train one arm at all rates on the tuning seeds."""
     members = [Member(rate, seed) for seed in TUNING_SEEDS for rate in settings.rates]
-    return start(workers, subject, settings, arm, members, watch)
+    return start(workers, subject, settings, arm, members)
 
 
-def start(
-    workers: Crew, subject: Subject, settings: Settings, arm: Arm, members: Sequence[Member], watch: Watch | None
-) -> Heat:
+def planned(settings: Settings) -> int:
+    """Return how many steps of networks the race takes.
+
+    >>> planned(Settings(seeds=2, steps=10, rates=(0.1, 0.3)))
+    160
+    """
+    return 2 * settings.steps * (len(TUNING_SEEDS) * len(settings.rates) + settings.seeds)
+
+
+def start(workers: Crew, subject: Subject, settings: Settings, arm: Arm, members: Sequence[Member]) -> Heat:
     """Begin to train copies of the plain network or of the one with BN."""
     networks = subject.plain if arm is PLAIN else subject.normed
     job = Job(0, (arm,), tuple(members))
@@ -106,12 +120,9 @@ def start(
         own: list[nn.Module] = [networks[member.seed] for member in part]
         if not subject.alone:
             return train(Copies(own), part, subject.data, watch=look, **amounts)
-        curves: list[Curve] = []
-        for network, member in zip(own, part, strict=True):
-            curves += train(Single(copy.deepcopy(network)), [member], subject.data, watch=look, **amounts)
-        return curves
+        return train_apart([copy.deepcopy(network) for network in own], part, subject.data, watch=look, **amounts)
 
-    return workers.start(members, train_part, watch and (lambda progress: watch(job, progress)), largest=LARGEST_PART)
+    return workers.start(job, train_part, steps=settings.steps, largest=LARGEST_PART)
 
 
 def target_of(tuning: Sequence[Curve], rate: float, settings: Settings) -> float:

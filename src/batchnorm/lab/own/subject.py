@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +37,20 @@ class Subject:
     places: tuple[str, ...]
     data: Examples
     alone: str = ""
+    code: bytes = b""
+
+    @property
+    def checksum(self) -> str:
+        """The SHA-256 of the networks' code, of their weights as they begin, and of the examples."""
+        digest = hashlib.sha256(self.code)
+        examples = self.data
+        tensors = [examples.train_inputs, examples.train_labels, examples.validation_inputs, examples.validation_labels]
+        for network in self.plain.values():
+            tensors += network.state_dict().values()
+        for tensor in tensors:
+            digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
+            digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
 
 def load(model: str, data: str, seeds: Sequence[int], batch_size: int) -> Subject:
@@ -70,7 +88,19 @@ def load(model: str, data: str, seeds: Sequence[int], batch_size: int) -> Subjec
         report = called("inserting BN", lambda: insert(first, batch))[1]
         normed = {seed: insert(network, batch)[0].train() for seed, network in plain.items()}
         alone = obstacle([plain[seeds[0]], normed[seeds[0]]], examples, batch_size)
-    return Subject(plain, normed, report.paths, examples, alone)
+    return Subject(plain, normed, report.paths, examples, alone, code_of(factory))
+
+
+def code_of(factory: Any) -> bytes:
+    """Return the file that a factory is written in, nothing if there is none.
+
+    >>> code_of(len)
+    b''
+    """
+    try:
+        return Path(inspect.getsourcefile(factory) or "").read_bytes()
+    except (TypeError, OSError):
+        return b""
 
 
 def load_examples(data: str, network: nn.Module) -> Examples:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from batchnorm.lab.runs.run import Run
 
 DAMAGED = "damaged"  # in the list: a file of the run cannot be read
+WIDEST = 200  # characters of a figure or a curve; the files have the rest
 WIDE = 1000  # characters of a line that goes to a file or a pipe
 
 lab = typer.Typer(
@@ -452,4 +453,5 @@ def give_data(folder: str) -> None:
 
 
 def _figure(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= WIDEST else f"{text[:WIDEST]} ..."

@@ -86,13 +86,13 @@ def remaining(now: float, before: float, elapsed: float) -> float | None:
     20.0
     """
     gained = now - before
-    return elapsed * (1.0 - now) / gained if gained > 0 and elapsed > 1 else None
+    return elapsed * (1.0 - now) / gained if gained > 0.01 and elapsed > 1 else None  # starting up tells nothing
 
 
 def duration(seconds: float) -> str:
     """Write a time for people.
 
-    >>> duration(42), duration(150), duration(8000)
+    >>> duration(42), duration(170), duration(8000)
     ('42 s', '3 min', '2 h 13 min')
     """
     if seconds < 90:

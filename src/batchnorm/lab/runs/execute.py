@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ def execute(
     threads: int = 1,
     stop: Callable[[], bool] = lambda: False,
     begun: Callable[[Recorder], object] = lambda recorder: None,
+    by: Callable[[Mapping[str, Any], Recorder], Mapping[str, Any]] | None = None,
 ) -> bool:
     """Carry out a run from where it stands, unless it is finished; return whether it has a result now.
 
     >>> execute(Store("batchnorm-lab").add(runs_of("train", ["steps=100"])[0]))  # doctest: +SKIP
     True
 
-    ``begun`` is called with the recorder before the experiment.
+    ``begun`` is called with the recorder before the experiment; ``by`` carries it out in place of its own function.
     A run that goes on uses as many threads as when it began: sums in another order would give other numbers.
     """
     import torch
@@ -48,7 +49,7 @@ def execute(
         try:
             recorder = Recorder(folder, threads=threads, stop=stop)
             begun(recorder)
-            result = function_of(folder.run.experiment)(folder.run.options, recorder)
+            result = (by or function_of(folder.run.experiment))(folder.run.options, recorder)
         except Stopped:
             return False
         except Exception as error:

@@ -19,9 +19,19 @@ from batchnorm.lab.runs.run import Run
 EXPERIMENTS = {
     "train": ("batchnorm.lab.single.run", "one network, with any norm, on any of the data sets"),
     "inception-imagenet": ("batchnorm.lab.imagenet.train", "the paper's Inception, on an image folder"),
-    "claim": ("batchnorm.lab.judge.measure", "one part of a claim; see batchnorm claims"),
 }
-"""Each experiment: its module, and what it does."""
+"""Each experiment of `batchnorm lab run`: its module, and what it does."""
+
+OTHERS = {
+    "claim": "batchnorm.lab.judge.measure:run",
+    "race": "batchnorm.lab.as_runs:race",
+    "race --network inception": "batchnorm.lab.as_runs:race_inception",
+    "race --model": "batchnorm.lab.as_runs:race_own",
+    "figure1": "batchnorm.lab.as_runs:figure1",
+    "landscape": "batchnorm.lab.as_runs:landscape",
+    "watch-demo": "batchnorm.lab.as_runs:watch_demo",
+}
+"""The function of each experiment that is asked for in another way: parts of claims, and commands of their own."""
 
 Value = bool | int | float | str
 
@@ -71,10 +81,15 @@ def module_of(experiment: str) -> Any:
 def function_of(experiment: str) -> Callable[[Mapping[str, Any], Recorder], Mapping[str, Any]]:
     """Return the function that runs an experiment.
 
-    >>> function_of("train").__name__
-    'run'
+    >>> function_of("train").__name__, function_of("figure1").__name__
+    ('run', 'figure1')
     """
-    return cast("Callable[[Mapping[str, Any], Recorder], Mapping[str, Any]]", module_of(experiment).run)
+    if experiment in OTHERS:
+        module, _, name = OTHERS[experiment].partition(":")
+        function = getattr(import_module(module), name)
+    else:
+        function = module_of(experiment).run
+    return cast("Callable[[Mapping[str, Any], Recorder], Mapping[str, Any]]", function)
 
 
 def runs_of(experiment: str, given: Sequence[str]) -> list[Run]:

@@ -88,20 +88,17 @@ class Worker:
         self.folder = folder
         self.write(f"{folder.path.name} {self.threads}")
 
-    def last_words(self) -> str:
-        """Return the last line that it wrote before or between runs, with the code with which it ended."""
-        self.errors.seek(0)
-        lines = self.errors.read().decode("utf-8", "replace").strip().splitlines()
-        return f"code {self.process.returncode}" + (f": {lines[-1]}" if lines else "")
-
-    def end(self) -> None:
-        """Kill it: every file is whole at every moment."""
+    def end(self) -> str:
+        """Kill it: every file is whole at every moment. Return its code and the last line it wrote between runs."""
         self.process.kill()
         self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
+        self.errors.seek(0)
+        lines = self.errors.read().decode("utf-8", "replace").strip().splitlines()
+        for stream in (self.process.stdin, self.process.stdout, self.errors):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+        return f"code {self.process.returncode}" + (f": {lines[-1]}" if lines else "")
 
 
 def shares(runs: int, workers: int = 0, threads: int = 0, cores: int | None = None) -> tuple[int, int]:
@@ -196,13 +193,13 @@ class Crew:
     def replace(self, worker: Worker, folder: Folder) -> None:
         """Let another worker go on with the run of one that died."""
         self.workers.remove(worker)
-        worker.end()
+        words = worker.end()
         name = folder.path.name
         self.tries[name] = self.tries.get(name, 0) + 1
         if self.tries[name] < TRIES:
             self.waiting.appendleft(folder)
         else:
-            self.failed[name] = f"its process died {TRIES} times, the last time with {worker.last_words()}"
+            self.failed[name] = f"its process died {TRIES} times, the last time with {words}"
         self.employ()
 
     def stop(self) -> None:

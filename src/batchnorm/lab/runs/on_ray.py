@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from batchnorm.lab.runs.store import Folder, Store
 PREFIX = "ray"
 RETRIES = 5  # of a run whose worker or node dies
 GLANCE = 0.5
+ANSWERED = 10.0  # seconds within which a cluster takes a connection
 PASSED_ON = ("BATCHNORM_DATA", "BATCHNORM_CACHE", "BATCHNORM_CHECKPOINT_SECONDS", "BATCHNORM_KERNEL")
 
 
@@ -75,6 +77,7 @@ def run_on_ray(
         return outcome_of(folders, failed)
     ours = not ray.is_initialized()
     if ours:
+        check_answers(on, address_of(on) or os.environ.get("RAY_ADDRESS", ""))
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports its use to its makers otherwise
         try:
             ray.init(
@@ -109,6 +112,23 @@ def address_of(on: str) -> str | None:
     if on == PREFIX:
         return None
     return on if on.startswith("ray://") else on.removeprefix("ray:")
+
+
+def check_answers(on: str, address: str) -> None:
+    """Refuse an address at which nothing listens: Ray itself would try for ten minutes.
+
+    >>> check_answers("ray:127.0.0.1:9", "127.0.0.1:9")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: there is no Ray cluster to reach with --on ray:127.0.0.1:9 (Connection refused)
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():  # "auto", "local", or none: Ray looks for a cluster on this machine
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWERED).close()
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BatchNormError(f"there is no Ray cluster to reach with --on {on} ({why})") from error
 
 
 def check_shared(ray: Any, affinity: Any, root: Path) -> None:

@@ -68,6 +68,10 @@ class Recorder:
         """Return the last checkpoint, None if there is none."""
         return self._saved
 
+    def logged(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics up to now; right after a start, those up to the last checkpoint."""
+        return self.folder.metrics()
+
     def log(self, step: int, **values: Any) -> None:
         """Write one line of metrics.
 

@@ -180,6 +180,14 @@ class Folder:
             self.path.rmdir()
         return left
 
+    def forget(self) -> None:
+        """Remove all that came of the run, so that it can be carried out anew."""
+        with self.opened():
+            self.remove_leftovers()
+            for name in FILES:
+                if name not in ("run.json", "lock"):
+                    (self.path / name).unlink(missing_ok=True)
+
     def remove_leftovers(self) -> None:
         """Remove what a kill in the middle of a write left."""
         for place in self.path.iterdir():

@@ -10,7 +10,7 @@ from batchnorm.lab.curves import Curve, median_curve
 from batchnorm.lab.depth.figures.looks import LOOKS
 from batchnorm.lab.depth.outcome import Depth, Outcome, depth_of, smoothed
 from batchnorm.lab.depth.present import FIRST
-from batchnorm.lab.depth.store import from_records
+from batchnorm.lab.depth.records import from_records
 from batchnorm.lab.figures.accuracy import layout
 from batchnorm.lab.summary import Steps
 from batchnorm.records import RecordFile

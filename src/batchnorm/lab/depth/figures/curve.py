@@ -10,7 +10,7 @@ from batchnorm.lab.depth.figures.accuracy import mark
 from batchnorm.lab.depth.figures.looks import LOOKS
 from batchnorm.lab.depth.outcome import Depth, depths_of
 from batchnorm.lab.depth.present import ratio_or_never
-from batchnorm.lab.depth.store import from_records
+from batchnorm.lab.depth.records import from_records
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
 from batchnorm.report.sections import Plot, Switch, Table

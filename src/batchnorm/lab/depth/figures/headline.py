@@ -8,7 +8,7 @@ from batchnorm.lab.depth.arms import NOTES
 from batchnorm.lab.depth.figures.looks import LOOKS
 from batchnorm.lab.depth.outcome import depth_of, depths_of
 from batchnorm.lab.depth.present import BESIDE, FIRST, little_gain, regime, sentence
-from batchnorm.lab.depth.store import from_records
+from batchnorm.lab.depth.records import from_records
 from batchnorm.records import RecordFile
 from batchnorm.report.sections import Bar, Headline
 
@@ -25,8 +25,9 @@ def draw(records: RecordFile) -> Headline:
     if depth is not None and depth.target is not None:
         verdict = str(records.summary["claims"][0]["outcome"]).capitalize()
         lead = (
-            f"{verdict}. Steps to {depth.target:.1%} of the digits, the best that {depth.blocks} residual blocks reach "
-            f"without BN at their own best learning rate; medians of {outcome.settings.seeds} fresh seeds."
+            f"{verdict}. Steps to {depth.target:.1%} of {outcome.settings.images}, the best that {depth.blocks} "
+            "residual blocks reach without BN at their own best learning rate; medians of "
+            f"{outcome.settings.seeds} fresh seeds."
         )
         for name in (*FIRST, *BESIDE):
             if name in depth.steps:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from batchnorm.lab.curves import Curve
 from batchnorm.lab.depth.arms import NORMALISED, PLAIN, SWEPT
 from batchnorm.lab.depth.outcome import Outcome, smoothed
-from batchnorm.lab.depth.store import from_records
+from batchnorm.lab.depth.records import from_records
 from batchnorm.lab.summary import at_rate, rates_in, typical_best
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from batchnorm.lab.depth.arms import PAPER_NAMES, SHARE
 from batchnorm.lab.depth.outcome import depth_of, depths_of
 from batchnorm.lab.depth.present import little_gain, notes, regime
-from batchnorm.lab.depth.store import from_records
+from batchnorm.lab.depth.records import from_records
 from batchnorm.lab.figures.verdicts import KINDS
 from batchnorm.lab.present import ratio_cell, steps_cell
 from batchnorm.lab.variants import PAPER_TARGET, named

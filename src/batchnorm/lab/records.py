@@ -7,6 +7,7 @@ from dataclasses import asdict
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.options import Options
+from batchnorm.lab.runs.records import settings_of
 from batchnorm.lab.summary import Lane, Result, summarise
 from batchnorm.lab.verdict import verdicts
 from batchnorm.records import Measurement, RecordFile
@@ -65,9 +66,6 @@ def from_records(records: RecordFile) -> Result:
     if records.command != "race":
         raise BatchNormError(f"these are the records of {records.command!r}, not of a race")
     configuration = records.configuration
-    options = dict(configuration["options"])
-    for name in ("rates", "sigmoid_rates"):
-        options[name] = tuple(options[name])
     steps = tuple(configuration["evaluated_at"])
     lanes = []
     for about in (m for m in records.measurements if m.quantity == "core seconds per network"):
@@ -86,7 +84,7 @@ def from_records(records: RecordFile) -> Result:
         )
         lanes.append(Lane(about.setting["variant"], curves, about.setting["best_rate"], about.samples[0]))
     return Result(
-        Options(**options),
+        settings_of(Options, configuration["options"]),
         tuple(lanes),
         configuration["validation_images"],
         configuration["classes"],

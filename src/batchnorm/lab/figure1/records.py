@@ -10,6 +10,7 @@ from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.figure1.outcome import Entry, Outcome, Track, claims, sentence
 from batchnorm.lab.figure1.present import notes
 from batchnorm.lab.figure1.settings import SHARES, Settings
+from batchnorm.lab.runs.records import settings_of
 from batchnorm.records import Measurement, RecordFile
 
 COMMAND = "figure1"
@@ -72,9 +73,6 @@ def from_records(records: RecordFile) -> Outcome:
     """
     if records.command != COMMAND:
         raise BatchNormError(f"these are the records of {records.command!r}, not of {COMMAND}")
-    given: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, (list, tuple)) else v for k, v in records.configuration["settings"].items()
-    }
     grouped: dict[tuple[str, str, float], list[Measurement]] = {}
     for m in records.measurements:
         its = m.setting
@@ -85,7 +83,7 @@ def from_records(records: RecordFile) -> Outcome:
         entries.append(Entry(name, init, rate, tuning, tuple(track(curve, own) for curve in fresh)))
     facts: dict[str, Any] = {name: records.configuration[name] for name in FACTS}
     facts |= {name: records.summary[name] for name in COSTS}
-    return Outcome(Settings(**given), tuple(entries), **facts)
+    return Outcome(settings_of(Settings, records.configuration["settings"]), tuple(entries), **facts)
 
 
 def curves(own: list[Measurement], phase: str) -> tuple[Curve, ...]:

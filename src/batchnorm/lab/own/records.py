@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 from batchnorm.lab.depth.arms import PLAIN, Settings
-from batchnorm.lab.depth.store import entries_of, entry_records
+from batchnorm.lab.depth.records import entries_of, entry_records
 from batchnorm.lab.own.present import lines, sentence, sweep_rows, verdict
 from batchnorm.lab.own.race import WITH, Duel
+from batchnorm.lab.runs.records import settings_of
 from batchnorm.records import RecordFile
 
 COMMAND = "race --model"
@@ -50,11 +50,10 @@ def from_records(records: RecordFile) -> Duel:
     True
     """
     given, summary = records.configuration, records.summary
-    own: dict[str, Any] = {k: tuple(v) if isinstance(v, (list, tuple)) else v for k, v in given["settings"].items()}
     entries = {entry.arm: entry for entry in entries_of(records)}
     return Duel(
         given["model"],
-        Settings(**own),
+        settings_of(Settings, given["settings"]),
         entries.get(PLAIN.name),
         entries.get(WITH.name),
         tuple(given["places"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Curve, Member
@@ -11,6 +10,7 @@ from batchnorm.lab.depth.arms import Settings
 from batchnorm.lab.depth.claims import claims
 from batchnorm.lab.depth.outcome import Entry, Outcome, depths_of
 from batchnorm.lab.depth.present import sentence
+from batchnorm.lab.runs.records import settings_of
 from batchnorm.records import Measurement, RecordFile
 
 COMMAND = "race --network residual"
@@ -78,10 +78,8 @@ def from_records(records: RecordFile) -> Outcome:
     if records.command != COMMAND:
         raise BatchNormError(f"these are the records of {records.command!r}, not of a race of residual networks")
     given, summary = records.configuration, records.summary
-    own: dict[str, Any] = {k: tuple(v) if isinstance(v, (list, tuple)) else v for k, v in given["settings"].items()}
-    settings = Settings(**own)
     return Outcome(
-        settings,
+        settings_of(Settings, given["settings"]),
         entries_of(records),
         given["classes"],
         given["validation_examples"],

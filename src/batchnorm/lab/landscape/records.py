@@ -9,6 +9,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.lab.landscape.outcome import Outcome, Track, claims, sentence
 from batchnorm.lab.landscape.present import notes
 from batchnorm.lab.landscape.settings import Settings
+from batchnorm.lab.runs.records import settings_of
 from batchnorm.records import Measurement, RecordFile
 
 COMMAND = "landscape"
@@ -62,9 +63,6 @@ def from_records(records: RecordFile) -> Outcome:
     """
     if records.command != COMMAND:
         raise BatchNormError(f"these are the records of {records.command!r}, not of {COMMAND}")
-    given: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, (list, tuple)) else v for k, v in records.configuration["settings"].items()
-    }
     names = {words: name for name, words in SERIES.items()}
     grouped: dict[tuple[str, bool, int], dict[str, tuple[float, ...]]] = {}
     for m in records.measurements:
@@ -74,4 +72,4 @@ def from_records(records: RecordFile) -> Outcome:
     facts |= {name: records.summary[name] for name in COSTS}
     accuracies = {arm: tuple(values) for arm, values in records.summary["accuracies"].items()}
     tracks = tuple(Track(*key, *(own[name] for name in SERIES)) for key, own in grouped.items())
-    return Outcome(Settings(**given), tracks, accuracies, **facts)
+    return Outcome(settings_of(Settings, records.configuration["settings"]), tracks, accuracies, **facts)
