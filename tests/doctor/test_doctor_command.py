@@ -161,7 +161,7 @@ def test_a_bare_checkpoint(run, folder, suffix):
 
 
 @pytest.mark.parametrize(
-    "option", [("--input", "1,2"), ("--data", "x.npy"), ("--fix", "--out", "y.pt"), ("--optimizer", "net.py:sgd"),
+    "option", [("--example", "1,2"), ("--data", "x.npy"), ("--fix", "--out", "y.pt"), ("--optimizer", "net.py:sgd"),
                ("--checkpoint", "x.pt"), ("--before", "x.pt"), ("--purpose", "export")], ids=lambda option: option[0],
 )  # fmt: skip
 def test_a_bare_checkpoint_lacks_the_model(run, folder, option):
@@ -280,7 +280,7 @@ def test_fix_in_other_formats(run):
         (("--fix", "--out", "net.py/f.pt"), "--out is net.py/f.pt, but net.py cannot be written to"),
         (("--batch-size", "0"), "--batch-size is 0"),
         (("--max-batches", "0"), "--max-batches is 0"),
-        (("--format", "xml"), "--format is 'xml'; give one of text, json, sarif, github"),
+        (("--format", "xml"), "--output-format is 'xml'; give one of text, json, sarif, github"),
         (("--fail-on", "warnings"), "--fail-on is 'warnings'; give one of error, warning, advice, never"),
         (("--select", "BN9"), "--select: there is no rule 'BN9'"),
         (("--ignore", "BN101,nothing"), "--ignore: there is no rule 'nothing'"),

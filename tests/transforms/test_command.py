@@ -306,8 +306,8 @@ FOLD = ["fold", "net.py:make", "--input", "2,2,6,6", "--out", "o.pt"]
         ([*FOLD, "--out", "o.onnx", "--leave", "bn"], "--leave and --tolerance do not go with .onnx; leave them out"),
         ([*FOLD, "--tolerance", "1e-30"], "fold: the outputs would differ by "),
         (["fold", "net.py:plain", "--input", "2,3", "--out", "o.pt"], "fold: the model has no BN layer to fold"),
-        (["fold", "net.py:make", "--out", "o.pt"], "fold needs --input or --data, one of them"),
-        ([*FOLD, "--data", "x.npy"], "fold needs --input or --data, one of them"),
+        (["fold", "net.py:make", "--out", "o.pt"], "fold needs --example or --data, one of them"),
+        ([*FOLD, "--data", "x.npy"], "fold needs --example or --data, one of them"),
         (["fold", "net.py:make", "--data", "none.npy", "--out", "o.pt"], "there is no file none.npy"),
         (
             ["fold", "net.py:Branches", "--input", "2,3", "--out", "o.pt2"],
@@ -387,7 +387,7 @@ def test_the_program_ends_with_2_and_one_sentence_and_runs_nothing_in_a_pickle(f
             "calibrate",
             ["batchnorm calibrate net.py:make --checkpoint last.pt --data", "package.module:factory", "--js"],
         ),
-        ("fold", ["batchnorm fold net.py:make --checkpoint best.pt --input", ".pt2 for a program", "int64<1000"]),
+        ("fold", ["batchnorm fold net.py:make --checkpoint best.pt --example", ".pt2 for a program", "int64<1000"]),
     ],
 )
 def test_help_teaches_without_torch(command, words):

@@ -41,6 +41,7 @@ def check(
     example: Annotated[
         list[str] | None,
         typer.Option(
+            "--example",
             "--input",
             help="Sizes of a random input, such as 8,3,224,224 or ids=2,9:int64<99; again for each further argument of "
             "the model, or all of them with ';' between.",
@@ -73,7 +74,9 @@ def check(
     fail_on: Annotated[
         str, typer.Option(help="Exit with 1 from this severity on: error, warning (the default), advice; or never.")
     ] = "",
-    format: Annotated[str, typer.Option(help="text (the default), json, sarif or github.")] = "",
+    format: Annotated[
+        str, typer.Option("--output-format", "--format", help="text (the default), json, sarif or github.")
+    ] = "",
     everything: Annotated[bool, typer.Option("--all", help="Show every finding of a rule, not the first few.")] = False,
 ) -> None:
     """Look for the classic Batch Normalization bugs in a model or in a checkpoint.
@@ -84,13 +87,13 @@ def check(
 
     Examples:
 
-      batchnorm check net.py:make --input 8,3,224,224
+      batchnorm check net.py:make --example 8,3,224,224
 
       batchnorm check net.py:make --checkpoint best.pt --data val.npz
 
       batchnorm check best.safetensors --format sarif > batchnorm.sarif
 
-      batchnorm check net.py:make --input 8,3,32,32 --fix --out fixed.pt
+      batchnorm check net.py:make --example 8,3,32,32 --fix --out fixed.pt
 
     Exit codes: 0 if nothing was found that fails, 1 if something was, 2 if
     the check could not be done. Errors and warnings fail, advice is shown
@@ -104,11 +107,11 @@ def check(
         say(f"batchnorm: {settings.note}", error=True)
     _check_options(fix, unsafe_fixes, out, batch_size, max_batches)
     fail_on = config.one_of(fail_on or settings.fail_on, config.FAIL_ON, "--fail-on")
-    format = config.one_of(format or settings.format, config.FORMATS, "--format")
+    format = config.one_of(format or settings.format, config.FORMATS, "--output-format")
     sizes = ";".join(example or ())
     chosen = _words(select, "--select") or settings.select, _words(ignore, "--ignore") or settings.ignore
     wants_model = {
-        "--checkpoint": checkpoint, "--input": sizes, "--data": data, "--optimizer": optimizer, "--before": before,
+        "--checkpoint": checkpoint, "--example": sizes, "--data": data, "--optimizer": optimizer, "--before": before,
         "--purpose": purpose, "--fix": fix,
     }  # fmt: skip
     with redirect_stdout(sys.stderr):  # the user's code may print; what is printed here may be read by a machine

@@ -46,7 +46,7 @@ def show_page(page: str, console: Console) -> None:
 
 
 def rules(
-    format: Annotated[str, typer.Option(help="text or json.")] = "text",
+    format: Annotated[str, typer.Option("--output-format", "--format", help="text or json.")] = "text",
 ) -> None:
     """List the rules: code, name, severity, what each looks at, and whether it can be repaired by machine.
 
@@ -61,7 +61,7 @@ def rules(
     from batchnorm.doctor.pages import short_needs
     from batchnorm.present import plain_console
 
-    one_of(format, ("text", "json"), "--format")
+    one_of(format, ("text", "json"), "--output-format")
     columns = ("code", "name", "severity", "needs", "fix")
     rows = [
         dict(zip(columns, (rule.code, rule.name, rule.severity, short_needs(rule), rule.safety), strict=True))

@@ -21,7 +21,7 @@ STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}
 COLOURS = {"error": "#c62828", "warning": "#b26a00", "advice": "#00707f"}
 # What a rule lacks is said in the words of the Python call; on the command line it is asked for by these options.
 OPTIONS = {
-    "example=": "--input",
+    "example=": "--example",
     "data=": "--data",
     "optimizer=": "--optimizer",
     "before=": "--before",

@@ -173,7 +173,7 @@ class Subject:
                 raise BatchNormError(
                     f"the model raised {type(error).__name__} on the example: {first_line(error)}",
                     where="check",
-                    do="give an example that the model accepts (example=, --input)",
+                    do="give an example that the model accepts (example=, --example)",
                 ) from error
 
     @cached_property

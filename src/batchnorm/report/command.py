@@ -37,7 +37,7 @@ def report(
 
       batchnorm report batchnorm-race --out race.html
 
-      batchnorm check net.py:make --input 8,3,32,32 --format json > findings.json
+      batchnorm check net.py:make --example 8,3,32,32 --format json > findings.json
 
       batchnorm report run.jsonl findings.json --open
     """

@@ -121,6 +121,8 @@ def fold(
     input: Annotated[
         list[str] | None,
         typer.Option(
+            "--example",
+            "--input",
             metavar="SIZES",
             help="What the model is called with: 1,3,224,224. Again for each further argument, or all of them with ';' "
             "between; other numbers as 1,128:int64<1000 (whole, below 1000); by name as ids=1,128:int64<1000.",
@@ -130,7 +132,7 @@ def fold(
         str | None,
         typer.Option(
             metavar="DATA",
-            help="In the place of --input: compare on samples of yours, as calibrate takes them (the first batch).",
+            help="In the place of --example: compare on samples of yours, as calibrate takes them (the first batch).",
         ),
     ] = None,
     checkpoint: Checkpoint = None,
@@ -156,9 +158,9 @@ def fold(
 
     Examples:
 
-      batchnorm fold net.py:make --checkpoint best.pt --input 1,3,32,32 --out folded.safetensors
+      batchnorm fold net.py:make --checkpoint best.pt --example 1,3,32,32 --out folded.safetensors
 
-      batchnorm fold torchvision.models:resnet18 --checkpoint best.pt --input 1,3,224,224 --out resnet18.onnx
+      batchnorm fold torchvision.models:resnet18 --checkpoint best.pt --example 1,3,224,224 --out resnet18.onnx
     """
     _check_target("--out", out, (*SUFFIXES, *PROGRAMS))
     _check_target("--json", json)
@@ -167,7 +169,7 @@ def fold(
         raise BatchNormError(f"--leave and --tolerance do not go with {out.suffix}", do="leave them out")
     sizes = ";".join(input) if input else None
     if (sizes is None) is (data is None):
-        raise BatchNormError("fold needs --input or --data, one of them", do="say sizes as --input 1,3,224,224")
+        raise BatchNormError("fold needs --example or --data, one of them", do="say sizes as --example 1,3,224,224")
     from batchnorm.transforms.export import export
     from batchnorm.transforms.fold import fold as fold_model
 
