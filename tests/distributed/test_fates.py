@@ -5,10 +5,15 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import fate_checks
 import pytest
 import ranks
+
+import batchnorm as bn
+from batchnorm.distributed import exchange
+from batchnorm.distributed.ledger import FORWARD, Line, Seat
 
 HOST = socket.gethostname()
 GONE = "rank {} is gone: process {} on " + HOST + " has ended"
@@ -51,6 +56,15 @@ def fates(tmp_path_factory):
 
 def test_every_scenario_is_read():
     assert set(STORIES) == set(fate_checks.NAMES)
+
+
+@pytest.mark.parametrize(("exchanges", "story"), [(17, ""), (16, "did not arrive: its program has ended")])
+def test_a_rank_that_waited_here_is_not_blamed_for_ending_since(exchanges, story):
+    """It gave up as we do, a moment before: the rank for which both waited is the one to name."""
+    layer = bn.SyncBatchNorm(4)
+    here = SimpleNamespace(name="0", exchanges=17)
+    answer = {"groups": {"0": ["a layer", "step 2 (forward)", "", exchanges]}, "passed": [], "ended": ""}
+    assert exchange._lost(0, {0: answer}, here, Line(Seat(layer, 1, 4), 2, FORWARD)) == story
 
 
 @pytest.mark.parametrize("name", STORIES)

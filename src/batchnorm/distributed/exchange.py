@@ -93,7 +93,7 @@ def _missing(ledger: Ledger, line: Line, waited: float, seconds: float, error: R
     """Find out who did not come and why."""
     me = ledger.ranks[ledger.me]
     answers = rollcall.call(ledger.name, ledger.exchanges, ledger.ranks, ledger.me, seconds)
-    lost = {rank: story for rank in ledger.ranks if rank != me and (story := _lost(rank, answers, line.seat.title()))}
+    lost = {rank: story for rank in ledger.ranks if rank != me and (story := _lost(rank, answers, ledger, line))}
     rollcall.report(lost)
     first = {rank: story for rank, story in rollcall.fallen().items() if rank in ledger.ranks}
     since = "has ended since"  # as we are about to, and for the same reason
@@ -128,10 +128,12 @@ def _missing(ledger: Ledger, line: Line, waited: float, seconds: float, error: R
     )
 
 
-def _lost(rank: int, answers: dict[int, dict[str, Any]] | None, ours: str) -> str:
-    """What became of a rank that will not come any more; empty if it may."""
+def _lost(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: Ledger, line: Line) -> str:
+    """What became of a rank that will not come any more; empty if it may, or if it waited here before it ended."""
     answer = (answers or {}).get(rank, {})
-    process = rollcall.process_of(rank)
+    process, ours = rollcall.process_of(rank), line.seat.title()
+    if _is_here(answer, ledger):
+        return ""
     if "ended" in answer:
         return ending(answer, ours)
     fate = rollcall.fate(rank)
@@ -153,12 +155,18 @@ def _late(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: Ledger, 
     if answer is not None:
         if "groups" not in answer:  # it published that before it was asked
             return f"did not arrive: {passed_in(answer, line.seat.title())}"
-        last = answer["groups"].get(ledger.name)
-        here = last is not None and last[3] == ledger.exchanges
-        return "" if here else f"did not arrive: {_story(last, answer, line)}"
+        if _is_here(answer, ledger):
+            return ""
+        return f"did not arrive: {_story(answer['groups'].get(ledger.name), answer, line)}"
     if running:
         return f"gave no answer, although {process} runs (it may have left its process group, or never joined a layer)"
     return "gave no answer (dead, stopped, or never in a synchronised layer)" + (f"; it was {process}" * bool(process))
+
+
+def _is_here(answer: dict[str, Any], ledger: Ledger) -> bool:
+    """Whether a rank answered from the exchange in which we are."""
+    last = answer.get("groups", {}).get(ledger.name)
+    return last is not None and int(last[3]) == ledger.exchanges
 
 
 def _story(last: list[Any] | None, answer: dict[str, Any], line: Line) -> str:
