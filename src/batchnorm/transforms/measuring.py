@@ -208,9 +208,11 @@ def replaced(path: str, layer: _BatchNorm, mean: Tensor, var: Tensor) -> Iterato
 def streamed(batches: Any, verb: str) -> Iterable[Any]:
     """Return batches to go through: a tensor or a dictionary is one of them; what cannot be gone through is refused.
 
-    >>> len(list(streamed(torch.ones(4, 2), "calibrate")))
-    1
+    >>> len(list(streamed(torch.ones(4, 2), "calibrate"))), len(list(streamed(torch.ones(0, 2), "calibrate")))
+    (1, 0)
     """
+    if isinstance(batches, Tensor) and batches.shape[:1] == (0,):
+        return []
     if isinstance(batches, (Tensor, Mapping)):
         return [batches]
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
