@@ -348,13 +348,22 @@ def _reduced(sums: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return gradients that have gradients: differentiate the definition, written out in elementary operations."""
-    again = torch.is_grad_enabled()
-    needs = ctx.needs_input_grad
+    """Return gradients that have gradients."""
     for parameter, name in zip(saved[1:3], ("weight", "bias"), strict=True):
         check_memory(parameter, name, do="keep it until the backward pass is done")
-    setting: Setting
     setting, strides, aux = ctx.rest
+    passes = _passes(setting, strides, saved[0].detach(), saved[3]) if aux == AUX_BITS else None
+    return (*second_order(ctx.needs_input_grad, setting, dy, saved, passes), None)
+
+
+def second_order(
+    needs: Sequence[bool], setting: Setting, dy: Tensor, saved: tuple[Any, ...], passes: Tensor | None
+) -> tuple[Any, ...]:
+    """Return gradients that have gradients: differentiate the definition, written out in elementary operations.
+
+    ``passes``: where the slope of a piecewise linear activation is 1, if bits of the forward pass say so.
+    """
+    again = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, so that a tensor given twice, as input and as residual, has two gradients and not twice their sum.
         views: list[Any] = [None if t is None else t.view_as(t) for t in saved]
@@ -364,10 +373,10 @@ def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tu
             rows = notes[: end_of_rows(setting)].view(_32).view(_ROWS, -1)
             mean = rows[0]  # all of it: running statistics are float32
             var = rows[4].double().pow(-2).sub(setting.eps).to(_32)
-        if aux == AUX_BITS:  # the slope of a piecewise linear activation is a constant
+        if passes is not None:  # the slope of a piecewise linear activation is a constant
             inner = "none"
             low = dy * setting.slope if setting.slope else 0.0  # not 0 * dy, which may be infinite
-            dz = torch.where(_passes(setting, strides, x.detach(), notes), dy, low)
+            dz = torch.where(passes, dy, low)
         else:
             inner, dz = setting.activation, dy
         mask = None if marks is None else _positions(marks, x).squeeze(1)
@@ -390,7 +399,7 @@ def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tu
     dresidual = None
     if needs[3]:
         dresidual = grads.pop(0) if residual is not None else dz
-    return dx, dweight, dbias, dresidual, None
+    return dx, dweight, dbias, dresidual
 
 
 def _transformed(dy: Tensor) -> bool:
