@@ -189,7 +189,7 @@ def normalize(
             alone = training and reduce is None
             check(x, running_mean, running_var, weight, bias, training, eps, name, residual, where, alone)
         check_dtypes(x, running_mean, running_var, weight, bias, where)
-        if training and moments is None and graph_op.serves(x, running_mean, weight, bias, residual):
+        if training and moments is None and graph_op.serves(x, weight, bias, residual, mask, slope):
             y, moments = graph_op.train(x, weight, bias, residual, mask, groups, eps, name, slope)
             if running_mean is None or running_var is None:
                 return y, None

@@ -33,9 +33,9 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def serves(
-    x: Tensor, running_mean: Tensor | None, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, mask: Tensor | None, slope: float
 ) -> bool:
-    """Whether the graph that is being compiled may hold these operators.
+    """Whether the graph that is being compiled may hold these operators; the arguments have been checked.
 
     Exported graphs hold torch's, which run where this package is not installed. So do function transforms and
     forward-mode derivatives, which know torch's only, and what the kernel does not read.
@@ -44,21 +44,31 @@ def serves(
         kernels.kernel() is None
         or not torch.compiler.is_dynamo_compiling()
         or torch.compiler.is_exporting()
-        or torch._C._are_functorch_transforms_active()
+        or _transformed()
         or forward_ad._current_level >= 0
+        or x.device.type != "cpu"
+        or x.dtype not in CODES
+        or (residual is not None and residual.dtype is not x.dtype)
+        or slope < 0  # then the output's sign does not tell the input's
     ):
         return False
-    dtype = x.dtype
-    for tensor in (x, running_mean, weight, bias, residual):
-        if tensor is not None and (type(tensor) not in _PLAIN or not tensor.is_cpu):
+    for tensor in (x, weight, bias, residual, mask):
+        if tensor is not None and type(tensor) not in _PLAIN:
             return False
-    for row in (running_mean, weight, bias):
-        if row is not None and row.dtype is not torch.float32 and row.dtype is not dtype:
-            return False
-    if dtype not in CODES or (residual is not None and residual.dtype is not dtype):
+    # Nothing here is true of some sizes of batches only, so that one graph serves all.
+    channels, positions = x.shape[1], x.shape[2:].numel()
+    if channels * positions < LANES or x.shape[0] * positions < 2:
         return False
-    # Nothing here depends on the size of the batch: the graph would hold for that size only.
-    return x.shape[1:].numel() >= LANES
+    return mask is None or positions >= LANES or channels >= LANES
+
+
+def _transformed() -> bool:
+    return torch._C._are_functorch_transforms_active()
+
+
+# Dynamo takes the answer for a constant. It would put the question into the graph, which caches then refuse. (What sets
+# this, `torch.compiler.assume_constant_result`, imports dynamo: seconds.)
+_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def train(
