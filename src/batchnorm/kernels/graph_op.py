@@ -127,9 +127,10 @@ def _length(x: Tensor, setting: Setting, aux: int) -> int:
     if aux != AUX_BITS:
         return end_of_rows(setting)
     batch, channels, positions = x.shape[0], x.shape[1], x.shape[2:].numel()
-    ways = channels * ((positions + 7) // 8), positions * ((channels + 7) // 8)
-    bits: int = batch * torch.sym_max(*ways)  # type: ignore[no-untyped-call]
-    return end_of_rows(setting) + bits + 5
+    row = (channels + 7) // 8
+    if positions > 1:
+        row = torch.sym_max(channels * ((positions + 7) // 8), positions * row)  # type: ignore[no-untyped-call]
+    return end_of_rows(setting) + batch * row + 5
 
 
 # ---- forward --------------------------------------------------------------------------------------------------------
@@ -174,7 +175,8 @@ def _train(
 
 
 def _results(x: Tensor, setting: Setting, aux: int) -> tuple[Tensor, Tensor, Tensor]:
-    notes = x.new_empty(_length(x, setting, aux), dtype=torch.uint8)
+    new = x.new_zeros if aux == AUX_BITS else x.new_empty  # the same bytes in each run, those between the rows too
+    notes = new(_length(x, setting, aux), dtype=torch.uint8)
     return torch.empty_like(x), notes, x.new_empty((setting.groups, 2, x.shape[1]), dtype=torch.float64)
 
 
