@@ -30,6 +30,7 @@ from batchnorm.moments import Moments
 OVERLOAD = f"abi{native.ABI}"
 _library = torch.library.Library("batchnorm", "FRAGMENT")  # type: ignore[no-untyped-call]
 _PLAIN = (Tensor, torch.nn.Parameter)
+ENOUGH = 8192  # values; below that, Inductor's own code takes less time than the calls of the operators
 
 
 def serves(
@@ -55,9 +56,11 @@ def serves(
     for tensor in (x, weight, bias, residual, mask):
         if tensor is not None and type(tensor) not in _PLAIN:
             return False
-    # Nothing here is true of some sizes of batches only, so that one graph serves all.
     channels, positions = x.shape[1], x.shape[2:].numel()
     if channels * positions < LANES or x.shape[0] * positions < 2:
+        return False
+    # Asked of small samples only, because then the graph holds for a range of batches, and not for all.
+    if channels * positions < 256 and x.numel() < ENOUGH:
         return False
     return mask is None or positions >= LANES or channels >= LANES
 
