@@ -27,6 +27,8 @@ _transforming = torch._C._are_functorch_transforms_active
 _FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
 _FLOAT64 = torch.empty(0, dtype=torch.float64, device="cpu")
 _UINT8 = torch.empty(0, dtype=torch.uint8, device="cpu")
+# How outputs and gradients get their memory; call.py knows a better way (call_tensors.h says why).
+empty_like: Callable[[Tensor], Tensor] = torch.empty_like
 KINKED = ("relu", "relu6", "leaky_relu")  # their slope is one of two numbers: a bit tells which
 
 
@@ -163,7 +165,7 @@ class Native(torch.autograd.Function):
         """Without a ``ctx`` there will be no way back, and nothing is kept for it."""
         running_mean, running_var, rows, batches, setting, told = rest
         _, (_, channels, _), layout, training, _, _, _, name, groups, _, mask, given, _ = setting
-        y = torch.empty_like(x)
+        y = empty_like(x)
         mean32, var32 = running_mean, running_var
         if not rows:
             # Whoever has an address must hold the tensor, too: this list lives until the kernel is through.
@@ -256,7 +258,7 @@ def gradients(ctx: Any, dy: Tensor, tensors: tuple[Any, ...]) -> tuple[Any, ...]
         x = x.new_empty_strided(x.shape, strides).copy_(x)
     if dy.stride() != strides:
         dy = torch.empty_like(x).copy_(dy)
-    dx = torch.empty_like(x)
+    dx = empty_like(x)
     # Always without gaps: a row that has some is not copied with them.
     dweight = torch.empty_like(weight, dtype=_32) if needs[1] else None
     dbias = torch.empty_like(bias, dtype=_32) if needs[2] else None
@@ -264,7 +266,7 @@ def gradients(ctx: Any, dy: Tensor, tensors: tuple[Any, ...]) -> tuple[Any, ...]
     if residual is not None and residual.stride() != strides:  # hooks on saved tensors may give back others
         residual = torch.empty_like(x).copy_(residual)
     if needs[3] and setting.activation != "none":
-        dresidual = torch.empty_like(x)
+        dresidual = empty_like(x)
     if setting.reduce is None:
         _call(
             setting,

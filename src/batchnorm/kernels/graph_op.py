@@ -180,7 +180,7 @@ def _train(
 def _results(x: Tensor, setting: Setting, aux: int) -> tuple[Tensor, Tensor, Tensor]:
     new = x.new_zeros if aux == AUX_BITS else x.new_empty  # the same bytes in each run, those between the rows too
     notes = new(_length(x, setting, aux), dtype=torch.uint8)
-    return torch.empty_like(x), notes, x.new_empty((setting.groups, 2, x.shape[1]), dtype=torch.float64)
+    return differentiable.empty_like(x), notes, x.new_empty((setting.groups, 2, x.shape[1]), dtype=torch.float64)
 
 
 def _train_fake(
