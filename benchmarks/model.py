@@ -68,7 +68,7 @@ def train(options):
             models[f"torch, {chosen}"] = in_layout(copy.deepcopy(user), chosen)
         if options.compile:
             models["torch.compile"] = torch.compile(copy.deepcopy(user))
-            models["accelerate, torch.compile"] = torch.compile(copy.deepcopy(faster))
+            models["fused, torch.compile"] = torch.compile(bn.fuse(user, x)[0])
         models["without BN (the limit)"] = without_norms(in_layout(copy.deepcopy(user), chosen))
         models["accelerate"] = faster
         times = measure({n: training_step(m, x, target) for n, m in models.items()}, options.steps, warm_up=3)

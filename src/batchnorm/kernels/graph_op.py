@@ -5,8 +5,8 @@
 - What the backward pass reads is an output, too, so that it does not repeat the forward pass.
 - They take any layout, and answer in it. Inductor gives convolutions channels_last whatever the model says; an operator
   that insisted on the layout it was traced with would cost a copy on either side.
-- Evaluation has none. Alone, the kernel is faster than the loop that Inductor writes; between convolutions it is not, and
-  it would stand in the way of fusion with neighbors and of folding into convolutions.
+- Evaluation has none. Alone, the kernel is faster than the loop that Inductor writes; between convolutions it is not,
+  and it would stand in the way of fusion with neighbors and of folding into convolutions.
 """
 
 from __future__ import annotations
