@@ -40,7 +40,7 @@ def main():
     parser.add_argument("--only", default="", help="part of a subject's name")
     parser.add_argument("--infer", action="store_true", help="inference in place of training")
     parser.add_argument("--apart", action="store_true", help="every contender in a process of its own")
-    parser.add_argument("--compile", action="store_true", help="torch.compile of the stock model too")
+    parser.add_argument("--compile", action="store_true", help="torch.compile of the stock model and of ours, too")
     parser.add_argument("--json", help="write the samples here")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -69,6 +69,7 @@ def train(options):
             models[f"torch, {chosen}"] = in_layout(copy.deepcopy(user), chosen)
         if options.compile:
             models["torch.compile"] = torch.compile(copy.deepcopy(user))
+            models["fused, torch.compile"] = torch.compile(bn.fuse(user, x)[0])
         models["without BN (the limit)"] = without_norms(in_layout(copy.deepcopy(user), chosen))
         models["accelerate"] = faster
         times = measure({n: training_step(m, x, target) for n, m in models.items()}, options.steps, warm_up=3)

@@ -25,8 +25,9 @@ from batchnorm.checks import (
     report_nonfinite,
 )
 from batchnorm.errors import BatchNormError
-from batchnorm.kernels import call, differentiable, fallback
+from batchnorm.kernels import call, differentiable, fallback, graph_op
 from batchnorm.kernels.differentiable import CODES, Rest, Setting
+from batchnorm.kernels.layout import LANES, dense
 from batchnorm.kernels.native import ACTIVATIONS
 from batchnorm.kernels.storage import check_memory, fits
 from batchnorm.masks import as_mask
@@ -34,13 +35,11 @@ from batchnorm.moments import Moments, merged, update_running
 
 __all__ = ["Moments", "batch_norm", "moments"]
 
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _PLAIN = (Tensor, torch.nn.Parameter)
 _tuple = tuple.__new__
 _32, _INT64 = torch.float32, torch.int64
 _compiling, _tracing = torch.compiler.is_compiling, torch._C._get_tracing_state
 _transforming, _dispatching = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
-_LANES = 16  # the widest vector; a tensor smaller than that is not worth a kernel
 
 
 def batch_norm(
@@ -114,7 +113,7 @@ def moments(x: Tensor, *, mask: Tensor | None = None, groups: int = 1) -> Moment
         check_tensors(x, None, None, None, None, None, "moments")
         found = fallback.moments(x, mask, groups)
     else:
-        x, like, _ = _dense(x.resolve_neg(), mask is not None)
+        x, like, _ = dense(x.resolve_neg(), mask is not None)
         setting = Setting(kernel.run, like, None, True, 0.0, 0.0, 0.0, "none", groups, x.shape[0], _bytes(mask))
         both = differentiable.moments(x, setting)
         found = Moments(fallback.counts(x, mask, groups), both[:, 0], both[:, 1])
@@ -190,6 +189,11 @@ def normalize(
             alone = training and reduce is None
             check(x, running_mean, running_var, weight, bias, training, eps, name, residual, where, alone)
         check_dtypes(x, running_mean, running_var, weight, bias, where)
+        if training and moments is None and graph_op.serves(x, weight, bias, residual, mask, slope):
+            y, moments = graph_op.train(x, weight, bias, residual, mask, groups, eps, name, slope)
+            if running_mean is None or running_var is None:
+                return y, None
+            return y, update_running(running_mean, running_var, merged(moments), momentum)
         if plain:
             return fallback.batch_norm(
                 x, running_mean, running_var, weight, bias, training, momentum, eps, name, residual, negative_slope
@@ -205,7 +209,7 @@ def normalize(
     if residual is not None and residual.is_neg():
         residual = residual.resolve_neg()
     if like is None or mask is not None:
-        x, like, layout = _dense(x, mask is not None)
+        x, like, layout = dense(x, mask is not None)
     if residual is not None and residual.stride() != x.stride():
         residual = torch.empty_like(x).copy_(residual)
     if moments is None and groups == 1:
@@ -347,7 +351,7 @@ def _serves(
         return None
     # A sample fills a vector, whatever its instruction set; and an empty or single-row batch is torch's business.
     numel, batch, channels = x.numel(), shape[0], shape[1]
-    if numel < _LANES * (batch or 1) or channels * 2 > numel:
+    if numel < LANES * (batch or 1) or channels * 2 > numel:
         return None
     like = (batch, channels, numel // (batch * channels)) if x.is_contiguous() else None
     return rows if direct else [], like
@@ -358,7 +362,7 @@ def _serves_mask(x: Tensor, mask: Tensor | None) -> bool:
     if mask is None:
         return True
     positions = x.numel() // (x.shape[0] * x.shape[1])
-    return type(mask) in _PLAIN and mask.is_cpu and (positions >= _LANES or x.shape[1] >= _LANES)
+    return type(mask) in _PLAIN and mask.is_cpu and (positions >= LANES or x.shape[1] >= LANES)
 
 
 def _as_mask(mask: Tensor, x: Tensor, where: str) -> Tensor:
@@ -372,25 +376,3 @@ def _as_mask(mask: Tensor, x: Tensor, where: str) -> Tensor:
 def _bytes(mask: Tensor | None) -> Tensor | None:
     """Return the mask as the kernel reads it: a byte for each position."""
     return None if mask is None else mask.contiguous().view(torch.uint8)
-
-
-def _dense(x: Tensor, masked: bool) -> tuple[Tensor, tuple[int, int, int], torch.memory_format | None]:
-    """Return the tensor in a layout the kernel reads, that layout as (batch, channels, positions), and the memory
-    format to give the results if the kernel does not read the one of ``x``.
-    """
-    shape = x.shape
-    batch, channels = shape[0], shape[1]
-    if x.is_contiguous():
-        positions = x.numel() // (batch * channels)
-        if masked and 1 < positions < _LANES:  # too short for masked runs: rows of channels instead
-            x = x.movedim(1, -1).contiguous().movedim(-1, 1)
-            return x, (batch * positions, channels, 1), torch.contiguous_format
-        return x, (batch, channels, positions), None
-    dims = x.dim()
-    if dims > 2 and channels >= _LANES and x.movedim(1, -1).is_contiguous():
-        return x, (x.numel() // channels, channels, 1), None
-    layout = _CHANNELS_LAST.get(dims) if x.stride(1) == 1 and x.stride(-1) >= channels else None
-    if layout is not None and channels >= _LANES:
-        return x.contiguous(memory_format=layout), (x.numel() // channels, channels, 1), None
-    dense, like, again = _dense(x.contiguous(), masked)
-    return dense, like, layout or again

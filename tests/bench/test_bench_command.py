@@ -132,7 +132,7 @@ def test_peers_that_are_absent_are_named_and_left_out(bench, monkeypatch):
 
 
 def test_compile_runs_where_its_target_is_unless_asked_for_everywhere():
-    names = ["torch", "torch.compile"]
+    names = ["torch", "torch.compile", "batchnorm.compile"]
     aimed = Case((4, 3), "contiguous", "bn+relu", "train")
     other = Case((4, 3), "contiguous", "bn", "train")
     assert run.contenders_of(aimed, names, "target") == names

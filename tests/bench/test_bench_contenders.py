@@ -14,7 +14,7 @@ MATCHES = [
     pytest.param(name, case, id=f"{name}-{case.label.replace(' ', '-')}", marks=marks)
     for name, contender in CONTENDERS.items()
     if contender.computes and name != "torch" and not contender.missing()
-    for marks in [COMPILED_MARKS if name == "torch.compile" else ()]
+    for marks in [COMPILED_MARKS if contender.compiled else ()]
     for case in make_cases(TINY)
     if contender.serves(case)
 ]

@@ -46,8 +46,8 @@ def bench(
         str,
         typer.Option(
             "--compile",
-            help="torch.compile in no cell (off), in bn+relu training (target), or everywhere (all). "
-            "Compiling takes some 3 seconds a cell, the first half a minute. By default target, quick off.",
+            help="torch.compile of both layers in no cell (off), in bn+relu training (target), or everywhere (all). "
+            "Compiling takes some 6 seconds a cell, the first half a minute. By default target, quick off.",
         ),
     ] = "",
     peers: Annotated[

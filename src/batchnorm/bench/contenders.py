@@ -28,7 +28,8 @@ class Contender:
     ``build`` returns the step that is timed; it is called once per cell. ``tensors`` turns what a step
     returned into the output, then the gradients of x, weight, bias (and the residual) as torch tensors, for
     the check that everyone computed the same. ``missing`` says why the contender cannot run here, or nothing.
-    ``serves`` tells the cells that it can compute. ``scale`` multiplies its times.
+    ``serves`` tells the cells that it can compute. ``scale`` multiplies its times. ``compiled`` ones take seconds to
+    build, and run only where they are asked for.
     """
 
     build: Callable[[Case, Inputs], Step]
@@ -38,6 +39,7 @@ class Contender:
     scale: Callable[[Case], float] = lambda case: 1.0
     computes: bool = True
     peer: bool = False
+    compiled: bool = False
 
 
 def describe_path() -> str:
@@ -121,12 +123,21 @@ def _build_compiled(case: Case, inputs: Inputs) -> Step:
     return _torch_step(case, inputs, layer, compiled)
 
 
-def _build_batchnorm(case: Case, inputs: Inputs) -> Step:
+def _our_layer(case: Case) -> Any:
     import batchnorm.layers.batch as layers
 
     activation = {} if case.operation == "bn" else {"activation": "relu"}
-    layer = _layer_class(layers, case)(case.shape[1], **activation)
+    return _layer_class(layers, case)(case.shape[1], **activation)
+
+
+def _build_batchnorm(case: Case, inputs: Inputs) -> Step:
+    layer = _our_layer(case)
     return _torch_step(case, inputs, layer, layer)
+
+
+def _build_batchnorm_compiled(case: Case, inputs: Inputs) -> Step:
+    layer = _our_layer(case)  # no reset: what was compiled for torch.compile in this cell would be gone
+    return _torch_step(case, inputs, layer, torch.compile(layer, fullgraph=True, dynamic=False))
 
 
 def _build_floor(case: Case, inputs: Inputs) -> Step:
@@ -171,8 +182,9 @@ def _without(module: str) -> Callable[[], str]:
 
 CONTENDERS: dict[str, Contender] = {
     "torch": Contender(_build_torch),
-    "torch.compile": Contender(_build_compiled, missing=_without_compiler),
+    "torch.compile": Contender(_build_compiled, missing=_without_compiler, compiled=True),
     "batchnorm": Contender(_build_batchnorm),
+    "batchnorm.compile": Contender(_build_batchnorm_compiled, missing=_without_compiler, compiled=True),
     "floor": Contender(_build_floor, scale=floor_copies, computes=False),
     "flax": Contender(_build_flax, _flax_tensors, _without("flax"), peer=True),
     "inplace-abn": Contender(

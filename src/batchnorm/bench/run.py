@@ -38,7 +38,7 @@ def present_contenders(compiled: str, peers: bool) -> tuple[list[str], list[str]
     """
     names, reasons = [], []
     for name, contender in CONTENDERS.items():
-        if (name == "torch.compile" and compiled == "off") or (contender.peer and not peers):
+        if (contender.compiled and compiled == "off") or (contender.peer and not peers):
             continue
         missing = contender.missing()
         if missing:
@@ -49,13 +49,13 @@ def present_contenders(compiled: str, peers: bool) -> tuple[list[str], list[str]
 
 
 def contenders_of(case: Case, names: Sequence[str], compiled: str) -> list[str]:
-    """Who runs in this case: torch.compile only where its target is, unless all cells were asked for.
+    """Who runs in this case: what is compiled only where its target is, unless all cells were asked for.
 
     >>> contenders_of(Case((2, 3), "contiguous", "bn", "eval"), ["torch", "torch.compile"], "target")
     ['torch']
     """
     aimed = compiled == "all" or (case.operation == "bn+relu" and case.pass_name == "train")
-    return [name for name in names if name != "torch.compile" or aimed]
+    return [name for name in names if aimed or not CONTENDERS[name].compiled]
 
 
 def run_cases(

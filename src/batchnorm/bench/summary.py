@@ -13,6 +13,7 @@ from batchnorm.bench.measure import ratio
 from batchnorm.records import Measurement
 
 OURS, TORCH, COMPILED, FLOOR = "batchnorm", "torch", "torch.compile", "floor"
+OURS_COMPILED = "batchnorm.compile"
 NOTABLE = 64 * 1024  # bytes from which a cell slower than torch counts; below it a call costs more than its data
 
 SPEED_TARGETS = {
@@ -36,14 +37,14 @@ class Cell:
     setting: Mapping[str, Any]
     times: Mapping[str, Measurement]
 
-    def speed(self, rival: str) -> float:
+    def speed(self, rival: str, ours: str = OURS) -> float:
         """How many times as long the rival takes as our layer; NaN if either was not measured.
 
         >>> Cell({}, {}).speed("torch")
         nan
         """
-        if OURS in self.times and rival in self.times:
-            return ratio(self.times[rival], self.times[OURS])
+        if ours in self.times and rival in self.times:
+            return ratio(self.times[rival], self.times[ours])
         return float("nan")
 
     def of_floor(self) -> float:
@@ -144,6 +145,7 @@ def summarize(measurements: Iterable[Measurement]) -> list[Row]:
         *_speeds(usual, TORCH, PASSES, _speed_target, ""),
         *_slower_cells(usual),
         *_speeds(usual, COMPILED, PASSES, _compiled_target, ""),
+        *_speeds(usual, COMPILED, PASSES, _no_target, ", both compiled", OURS_COMPILED),
         *(row for rival in rivals for row in _speeds(usual, rival, PASSES, _no_target, "")),
         *_floors(usual, ""),
         *_speeds(kept, TORCH, ("train",), _no_target, ", from 6 MB, memory kept"),
@@ -170,12 +172,14 @@ def _no_target(setting: Mapping[str, Any]) -> tuple[float | None, float | None]:
     return None, None
 
 
-def _speeds(cells: Sequence[Cell], rival: str, passes: Sequence[str], target_of: Target, suffix: str) -> Iterator[Row]:
+def _speeds(
+    cells: Sequence[Cell], rival: str, passes: Sequence[str], target_of: Target, suffix: str, ours: str = OURS
+) -> Iterator[Row]:
     """For each operation and pass the geometric mean over shapes and layouts, with the worst cell."""
     for pass_name in passes:
         for operation in OPERATIONS:
             speeds = [
-                (cell.speed(rival), cell)
+                (cell.speed(rival, ours), cell)
                 for cell in cells
                 if cell.setting["operation"] == operation and cell.setting["pass"] == pass_name
             ]

@@ -274,6 +274,18 @@ static PyObject *call_method(PyObject *module, PyObject *type) {
     return PyDescr_NewMethod((PyTypeObject *)type, &apply);
 }
 
+/* empty_like(x): torch's, in memory of `fresh` where x is plain; for the callers in Python. */
+static PyObject *call_empty_like(PyObject *module, PyObject *x) {
+    (void)module;
+    dlpack_tensor t;
+    bn_args layout;
+    void *where;
+    enum answer answer = look(x, &t);
+    if (answer == FAILED) return NULL;
+    if (answer == SERVED && t.ndim >= 2 && choose_layout(&t, &layout)) return fresh_like(&t, &where);
+    return PyObject_CallFunctionObjArgs(given_empty_like, x, NULL);
+}
+
 /* setup(name=object, ...): all of GIVEN, or nothing is changed. */
 static PyObject *call_setup(PyObject *module, PyObject *none, PyObject *given) {
     (void)module, (void)none;
@@ -303,6 +315,7 @@ static PyObject *call_connect(PyObject *module, PyObject *arguments) {
 static PyMethodDef methods[] = {
     {"connect", call_connect, METH_VARARGS, NULL},
     {"method", call_method, METH_O, NULL},
+    {"empty_like", call_empty_like, METH_O, NULL},
     {"setup", (PyCFunction)(void (*)(void))call_setup, METH_VARARGS | METH_KEYWORDS, NULL},
     {"layer", (PyCFunction)(void (*)(void))call_layer, METH_FASTCALL, NULL},
     {"normalize", (PyCFunction)(void (*)(void))call_normalize, METH_FASTCALL, NULL},

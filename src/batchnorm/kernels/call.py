@@ -73,6 +73,7 @@ def load() -> tuple[Any, str]:
         "apply": super(torch.autograd.Function, Plain).apply,
         "gradients": differentiable.gradients,
         "refuse": refuse,
+        "empty_like": torch.empty_like,
     }
     if _call.abi != native.ABI or set(_call.needs) != given.keys() or not hasattr(_call, "functions"):
         return None, "called from Python: the compiled call.c belongs to another version of batchnorm; reinstall it"
@@ -86,6 +87,7 @@ def load() -> tuple[Any, str]:
     _call.setup(**given)
     # torch's own `apply` first looks which of its two names the way back has; this one is it.
     Plain._backward_cls.apply = _call.method(Plain._backward_cls)  # type: ignore[attr-defined]
+    differentiable.empty_like = _call.empty_like
     return _call, ""
 
 

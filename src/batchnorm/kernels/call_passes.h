@@ -34,7 +34,7 @@ static int choose_dtype(const dlpack_tensor *x, bn_args *args) {
     return args->dtype == BN_BFLOAT16 || same_type(x->type, FLOAT32);
 }
 
-/* How the kernel reads x: [batch][channels][positions]. As functional.py's _serves and _dense have it. */
+/* How the kernel reads x: [batch][channels][positions]. As functional.py's _serves and layout.py's dense have it. */
 static int choose_layout(const dlpack_tensor *x, bn_args *args) {
     const int64_t batch = x->shape[0], channels = x->shape[1], count = numel(x);
     if (count < LANES * (batch ? batch : 1) || channels * 2 > count) return 0;

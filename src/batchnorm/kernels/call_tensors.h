@@ -6,7 +6,7 @@
 #define GIVEN(X)                                                                                                            \
     X(Tensor) X(Parameter) X(kernels) X(layers) X(is_grad_enabled) X(get_num_threads) X(increment_version)          \
     X(get_tracing_state) X(transforming) X(dispatching) X(forward_ad) X(activations) X(kinked) X(none) X(zero) X(setting)     \
-    X(new_tuple) X(apply) X(gradients) X(refuse)
+    X(new_tuple) X(apply) X(gradients) X(refuse) X(empty_like)
 #define DECLARE(name) static PyObject *given_##name;
 GIVEN(DECLARE)
 

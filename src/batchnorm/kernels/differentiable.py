@@ -27,6 +27,8 @@ _transforming = torch._C._are_functorch_transforms_active
 _FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
 _FLOAT64 = torch.empty(0, dtype=torch.float64, device="cpu")
 _UINT8 = torch.empty(0, dtype=torch.uint8, device="cpu")
+# How outputs and gradients get their memory; call.py knows a better way (call_tensors.h says why).
+empty_like: Callable[[Tensor], Tensor] = torch.empty_like
 KINKED = ("relu", "relu6", "leaky_relu")  # their slope is one of two numbers: a bit tells which
 
 
@@ -163,7 +165,7 @@ class Native(torch.autograd.Function):
         """Without a ``ctx`` there will be no way back, and nothing is kept for it."""
         running_mean, running_var, rows, batches, setting, told = rest
         _, (_, channels, _), layout, training, _, _, _, name, groups, _, mask, given, _ = setting
-        y = torch.empty_like(x)
+        y = empty_like(x)
         mean32, var32 = running_mean, running_var
         if not rows:
             # Whoever has an address must hold the tensor, too: this list lives until the kernel is through.
@@ -256,7 +258,7 @@ def gradients(ctx: Any, dy: Tensor, tensors: tuple[Any, ...]) -> tuple[Any, ...]
         x = x.new_empty_strided(x.shape, strides).copy_(x)
     if dy.stride() != strides:
         dy = torch.empty_like(x).copy_(dy)
-    dx = torch.empty_like(x)
+    dx = empty_like(x)
     # Always without gaps: a row that has some is not copied with them.
     dweight = torch.empty_like(weight, dtype=_32) if needs[1] else None
     dbias = torch.empty_like(bias, dtype=_32) if needs[2] else None
@@ -264,7 +266,7 @@ def gradients(ctx: Any, dy: Tensor, tensors: tuple[Any, ...]) -> tuple[Any, ...]
     if residual is not None and residual.stride() != strides:  # hooks on saved tensors may give back others
         residual = torch.empty_like(x).copy_(residual)
     if needs[3] and setting.activation != "none":
-        dresidual = torch.empty_like(x)
+        dresidual = empty_like(x)
     if setting.reduce is None:
         _call(
             setting,
@@ -348,13 +350,22 @@ def _reduced(sums: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return gradients that have gradients: differentiate the definition, written out in elementary operations."""
-    again = torch.is_grad_enabled()
-    needs = ctx.needs_input_grad
+    """Return gradients that have gradients."""
     for parameter, name in zip(saved[1:3], ("weight", "bias"), strict=True):
         check_memory(parameter, name, do="keep it until the backward pass is done")
-    setting: Setting
     setting, strides, aux = ctx.rest
+    passes = _passes(setting, strides, saved[0].detach(), saved[3]) if aux == AUX_BITS else None
+    return (*second_order(ctx.needs_input_grad, setting, dy, saved, passes), None)
+
+
+def second_order(
+    needs: Sequence[bool], setting: Setting, dy: Tensor, saved: tuple[Any, ...], passes: Tensor | None
+) -> tuple[Any, ...]:
+    """Return gradients that have gradients: differentiate the definition, written out in elementary operations.
+
+    ``passes``: where the slope of a piecewise linear activation is 1, if bits of the forward pass say so.
+    """
+    again = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, so that a tensor given twice, as input and as residual, has two gradients and not twice their sum.
         views: list[Any] = [None if t is None else t.view_as(t) for t in saved]
@@ -364,10 +375,10 @@ def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tu
             rows = notes[: end_of_rows(setting)].view(_32).view(_ROWS, -1)
             mean = rows[0]  # all of it: running statistics are float32
             var = rows[4].double().pow(-2).sub(setting.eps).to(_32)
-        if aux == AUX_BITS:  # the slope of a piecewise linear activation is a constant
+        if passes is not None:  # the slope of a piecewise linear activation is a constant
             inner = "none"
             low = dy * setting.slope if setting.slope else 0.0  # not 0 * dy, which may be infinite
-            dz = torch.where(_passes(setting, strides, x.detach(), notes), dy, low)
+            dz = torch.where(passes, dy, low)
         else:
             inner, dz = setting.activation, dy
         mask = None if marks is None else _positions(marks, x).squeeze(1)
@@ -390,7 +401,7 @@ def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tu
     dresidual = None
     if needs[3]:
         dresidual = grads.pop(0) if residual is not None else dz
-    return dx, dweight, dbias, dresidual, None
+    return dx, dweight, dbias, dresidual
 
 
 def _transformed(dy: Tensor) -> bool:
