@@ -1,4 +1,4 @@
-"""torch.compile sees the kernel in training; it sees torch's operators in evaluation, as export and the tracers do."""
+"""torch.compile sees the kernel in training if asked to, else torch's operators, as export and the tracers do."""
 
 import copy
 
@@ -8,6 +8,7 @@ from layer_cases import LAST, OURS, activate, example, pair, same, same_buffers
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import batchnorm as bn
+from batchnorm.kernels import graph_op
 
 MODES = pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
 # What torch itself says while it compiles or traces is not ours to answer for.
@@ -116,9 +117,11 @@ def test_compiled_function():
 
 
 @MODES
-def test_compiled_code_calls_the_kernel_in_training(mode, kernel_calls):
+@pytest.mark.parametrize("chosen", [True, False])
+def test_compiled_code_calls_the_kernel_in_training_if_asked_to(mode, chosen, kernel_calls, monkeypatch):
+    monkeypatch.setattr(graph_op, "CHOSEN", chosen)
     torch.compile(OURS[2](24).train(mode), fullgraph=True, backend="aot_eager")(example(2))
-    assert len(kernel_calls) == mode
+    assert len(kernel_calls) == (mode and chosen)
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "non_strict"])

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from batchnorm.moments import Moments
 OVERLOAD = f"abi{native.ABI}"
 _library = torch.library.Library("batchnorm", "FRAGMENT")  # type: ignore[no-untyped-call]
 _PLAIN = (Tensor, torch.nn.Parameter)
+SWITCH = "BATCHNORM_COMPILE"
+CHOSEN = os.environ.get(SWITCH, "torch") == "kernel"  # not by default: a MobileNetV2 is slower with the operators
 ENOUGH = 8192  # values; below that, Inductor's own code takes less time than the calls of the operators
 
 
@@ -43,7 +46,8 @@ def serves(
     forward-mode derivatives, which know torch's only, and what the kernel does not read.
     """
     if (
-        kernels.kernel() is None
+        not CHOSEN
+        or kernels.kernel() is None
         or not torch.compiler.is_dynamo_compiling()
         or torch.compiler.is_exporting()
         or _transformed()
