@@ -31,6 +31,7 @@ from batchnorm.moments import Moments
 # Compiled graphs stay on disk, and know the sizes of what the operators return: another kernel has another overload.
 OVERLOAD = f"abi{native.ABI}"
 _library = torch.library.Library("batchnorm", "FRAGMENT")  # type: ignore[no-untyped-call]
+_TAGS = [getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "flexible_layout") if hasattr(torch.Tag, name)]
 _PLAIN = (Tensor, torch.nn.Parameter)
 SWITCH = "BATCHNORM_COMPILE"
 CHOSEN = os.environ.get(SWITCH, "torch") == "kernel"  # not by default: a MobileNetV2 is slower with the operators
@@ -314,7 +315,7 @@ for _name, _inputs, _outputs, _real, _fake in (
     _full = f"{_name}.{OVERLOAD}"
     _library.define(  # type: ignore[no-untyped-call]
         f"{_full}({_inputs}) -> ({', '.join(['Tensor'] * _outputs)})",
-        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
+        tags=_TAGS,
     )
     _library.impl(_full, _real, "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"batchnorm::{_full}", _fake, lib=_library)
