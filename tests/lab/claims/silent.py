@@ -1,5 +1,8 @@
 """A recorder without a folder, for tests that call the measuring code of a claim."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 from batchnorm.lab.runs.recorder import Saved
 
 
@@ -7,6 +10,7 @@ class Silent:
     """What `measure` uses of a recorder."""
 
     threads = 1
+    folder = SimpleNamespace(path=Path("silent"))  # which messages name
     done = total = 0
 
     def __init__(self):
