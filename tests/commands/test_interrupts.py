@@ -192,8 +192,10 @@ class Interrupt:
         self.at, self.calls = at, 0
 
     def __call__(self, frame, event, argument):
-        # What contextlib itself calls between a with and the block is not ours to protect.
-        if frame.f_code.co_filename.endswith("contextlib.py"):
+        # What contextlib itself calls between a with and the block is not ours to protect, nor are torch's stacks of modes.
+        if frame.f_code.co_filename.endswith(
+            ("contextlib.py", "torch/overrides.py", "torch/utils/_python_dispatch.py")
+        ):
             return
         self.calls += 1
         if self.calls == self.at:
