@@ -192,7 +192,7 @@ class Interrupt:
         self.at, self.calls = at, 0
 
     def __call__(self, frame, event, argument):
-        # What contextlib itself calls between a with and the block is not ours to protect, nor are torch's stacks of modes.
+        # What contextlib calls between a with and the block is not ours to protect, nor are torch's stacks of modes.
         if frame.f_code.co_filename.endswith(
             ("contextlib.py", "torch/overrides.py", "torch/utils/_python_dispatch.py")
         ):
