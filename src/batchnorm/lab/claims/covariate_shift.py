@@ -54,7 +54,9 @@ def model_of(kind: str, x: Tensor, y: Tensor, seed: int, steps: int, tick: Tick)
     standard = Standard(mean, deviation)
     if kind == "linear":
         layer = nn.Linear(x.shape[1], 1)
-        found = torch.linalg.lstsq(torch.cat([standard(x), torch.ones(len(x), 1)], 1), y).solution
+        # In float64: LAPACK's last digits differ from run to run with where its memory is, and would show in float32.
+        known = torch.cat([standard(x), torch.ones(len(x), 1)], 1).double()
+        found = torch.linalg.lstsq(known, y.double()).solution
         with torch.no_grad():
             layer.weight.copy_(found[:-1].T)
             layer.bias.copy_(found[-1])
