@@ -242,6 +242,9 @@ VERBS = {
 
 
 @pytest.mark.parametrize("name", VERBS)
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # an interrupt while a generator is closed
 def test_an_interrupted_verb_puts_the_model_back(name):
     model = network().eval() if name == "fold" else network()
     VERBS[name](model)  # imports

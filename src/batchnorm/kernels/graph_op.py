@@ -43,6 +43,9 @@ def serves(
 ) -> bool:
     """Whether the graph that is being compiled may hold these operators; the arguments have been checked.
 
+    >>> serves(torch.zeros(8, 64), None, None, None, None, 0.0)  # nothing is being compiled
+    False
+
     Exported graphs hold torch's, which run where this package is not installed. So do function transforms and
     forward-mode derivatives, which know torch's only, and what the kernel does not read.
     """
