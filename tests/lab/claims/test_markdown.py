@@ -41,6 +41,11 @@ def test_a_card_names_every_estimate_and_the_command():
     assert "[Pictures](page.html#claim-shift)" in card
 
 
+def test_the_command_names_the_budget_that_was_run():
+    text = to_markdown(to_records([replace(state(claim(), EIGHT), budget="full")]))
+    assert "- Run it: `batchnorm lab run steps --budget full`" in text
+
+
 def test_what_is_retold_wrongly_has_a_place_of_its_own():
     assert "## Retold wrongly\n\n- [shift](#shift): It does not.\n" in TEXT
 

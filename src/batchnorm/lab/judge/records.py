@@ -49,7 +49,7 @@ def claim_fields(state: State) -> dict[str, Any]:
         **{name: getattr(claim, name) for name in CARD},
         "question": QUESTIONS[claim.question],
         "source": asdict(claim.source),
-        "command": claim.how_to_run,
+        "command": claim.how_to_run + (" --budget full" if state.budget == "full" else ""),
         "outcome": judgement.outcome,
         "sentence": judgement.sentence,
         "estimates": [stored(estimate) for estimate in judgement.estimates],
