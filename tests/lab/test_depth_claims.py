@@ -224,6 +224,12 @@ def test_late_bests_and_little_gains_are_said():
     assert "cannot bear" not in " ".join(notes(late))
 
 
+def test_a_chosen_rate_that_does_not_arrive_is_no_ratio_of_zero():
+    chosen = entry(2, "BN x30", 3.0, (200,) * 5, tuning=10)
+    text = " ".join(notes(outcome(*depth(2, SLOW, SLOW, SLOW, FAST)[:-1], chosen, *depth(10, SLOW, FAST, FAST, FAST))))
+    assert "at 2 blocks BN at the rate that its tuning seeds chose does not get there, and" in text
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

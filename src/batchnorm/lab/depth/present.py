@@ -258,16 +258,15 @@ def little_gain(depths: list[Depth]) -> str:
     >>> little_gain([])
     ''
     """
-    ratios = {
-        depth.blocks: (depth, depth.ratio or 0.0) for depth in depths if depth.target is not None and depth.fastest
-    }
-    if len(ratios) < 2:
+    found = [depth for depth in depths if depth.target is not None and depth.fastest]
+    if len(found) < 2:
         return ""
-    depth, ratio = min(ratios.values(), key=lambda pair: pair[1])
+    depth = min(found, key=lambda each: each.ratio or 0.0)
     same = depth.steps.get("BN x1")
     at_same = f", and {ratio_or_never(same)} at the same rate" if same is not None else ""
+    gain = f"{depth.ratio:.1f}x" if depth.ratio else "BN at the rate that its tuning seeds chose does not get there"
     return (
-        f"Where it buys little: at {depth.blocks} blocks {ratio:.1f}x{at_same}. A network that bears a high rate "
+        f"Where it buys little: at {depth.blocks} blocks {gain}{at_same}. A network that bears a high rate "
         "without BN gains little from it. Another such network: batchnorm race --network inception."
     )
 
