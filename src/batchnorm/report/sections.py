@@ -87,7 +87,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One small chart; ``frames`` are further lines that are shown in turn, so that the chart moves."""
+    """One small chart; ``frames`` are further lines that are shown in turn, so that the chart moves.
+
+    ``x_names`` and ``y_names`` name the whole numbers along an axis, y from the top down. ``cells`` are rows of a map,
+    drawn in ``colour``: the larger the darker.
+    """
 
     title: str
     lines: tuple[Line, ...]
@@ -97,6 +101,10 @@ class Panel:
     y_range: tuple[float, float] | None = None
     percent: bool = False
     frames: tuple[tuple[Line, ...], ...] = ()
+    x_names: tuple[str, ...] = ()
+    y_names: tuple[str, ...] = ()
+    cells: tuple[tuple[float, ...], ...] = ()
+    colour: str = "blue"
 
     @property
     def all_lines(self) -> tuple[Line, ...]:
