@@ -97,7 +97,7 @@ def plots(names: Sequence[str], sections: Sequence[Plot]) -> Plot:
         for trace in section.figure["data"]:
             words = f"{trace.get('name', '')}, {plotly_text(name)}"
             look = {**trace.get("line", {}), "dash": DASHES[number % len(DASHES)]}
-            traces.append({**trace, "name": words, "line": look, **({"text": [words]} if trace.get("text") else {})})
+            traces.append({**trace, "name": words, "line": look})
     for side in ("xaxis", "yaxis"):
         found = [section.figure["layout"].get(side, {}).get("range") for section in sections]
         if all(found):
