@@ -134,6 +134,13 @@ def test_two_races_share_the_chart_of_their_accuracies(races):
     assert [run.name for run, _ in rest] == ["batch_size 16", "batch_size 32"]
 
 
+def test_links_say_of_which_run_a_section_is(races):
+    text = page([Run("race", each) for each in races])
+    contents = text[text.index('<nav class="contents"') : text.index("<main")]
+    for size in (16, 32):
+        assert f"Steps to the same accuracy: batch_size {size}</a>" in contents
+
+
 def test_names_of_runs_are_escaped_on_the_page():
     hostile = "<img src=x onerror=alert(1)>"
     found = [
