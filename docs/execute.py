@@ -1,4 +1,4 @@
-"""Run the code of the tutorials and notebooks, and write what it prints below it: ``python docs/execute.py [FILE...]``."""
+"""Run the code of tutorials and notebooks, and write what it prints below it: ``python docs/execute.py [FILE...]``."""
 
 import contextlib
 import io
