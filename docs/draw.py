@@ -94,9 +94,8 @@ def faster_resnet() -> str:
     return bars("What bn.accelerate and bn.fuse gain", "Times and peak memory; shorter is better.", groups)
 
 
-def worse_in_evaluation() -> str:
+def worse_in_evaluation(found: dict[str, Any]) -> str:
     """Accuracy in training, in evaluation, and in evaluation with exact statistics."""
-    found = measured("worse-in-evaluation")
     right, behind = found["right"] / len(found["images"]), found["findings"][0].numbers["accuracy"]
     repaired = found["accuracy"](found["calibrated_model"].eval())
     rows = [
@@ -108,9 +107,8 @@ def worse_in_evaluation() -> str:
     return bars(title, "Accuracy of one network.", [("accuracy after three epochs, of the same weights", rows)])
 
 
-def freeze() -> str:
+def freeze(found: dict[str, Any]) -> str:
     """Accuracy of the old head while a new one is trained."""
-    found = measured("freeze")
     steps = range(0, 51, 5)
     lines = (
         Line("bn.freeze", steps, found["kept_frozen"], "blue", nudge=20),
@@ -122,9 +120,8 @@ def freeze() -> str:
     return picture(Panels(title, "Accuracy over the steps.", (panel,), columns=1, height=280))
 
 
-def batches_of_2() -> str:
+def batches_of_2(found: dict[str, Any]) -> str:
     """Accuracy of each norm with large and small batches."""
-    found = measured("batches-of-2")
     groups: list[Group] = []
     for heading, key in (("fully connected layers", "in_dense"), ("convolutions", "in_convolutions")):
         for size, number in ((32, 0), (2, 1)):
@@ -136,9 +133,8 @@ def batches_of_2() -> str:
     return bars("Batches of 2: BN fails where a channel has 2 values", "Accuracy on unseen digits.", groups)
 
 
-def classroom() -> str:
+def classroom(found: dict[str, Any]) -> str:
     """Accuracy of the network of sigmoids over the steps."""
-    found = measured("classroom")
     steps = range(20, 201, 20)
     lines = (
         Line("with BN", steps, found["with_bn"], "blue", nudge=20),
@@ -236,22 +232,20 @@ def box(parts: list[str], x: float, y: float, words: str, color: str) -> float:
     return x + wide + 8
 
 
-PICTURES: dict[str, Callable[[], str]] = {
+MEASURED: dict[str, Callable[[dict[str, Any]], str]] = {  # by a tutorial of that name
     "batches-of-2": batches_of_2,
-    "check": check,
     "classroom": classroom,
-    "faster-resnet": faster_resnet,
     "freeze": freeze,
-    "race": race,
-    "verbs": verbs,
     "worse-in-evaluation": worse_in_evaluation,
 }
+OTHERS: dict[str, Callable[[], str]] = {"check": check, "faster-resnet": faster_resnet, "race": race, "verbs": verbs}
 
 
 def main(names: list[str]) -> None:
     """Draw the pictures that are named, by default all."""
-    for name in names or PICTURES:
-        (DOCS / "pictures" / f"{name}.svg").write_text(sized(PICTURES[name]()), encoding="utf-8")
+    for name in names or [*MEASURED, *OTHERS]:
+        drawn = MEASURED[name](measured(name)) if name in MEASURED else OTHERS[name]()
+        (DOCS / "pictures" / f"{name}.svg").write_text(sized(drawn), encoding="utf-8")
 
 
 if __name__ == "__main__":
