@@ -18,7 +18,7 @@ from batchnorm.report.moving import palette
 from batchnorm.report.panels import STYLE, picture, text
 from batchnorm.report.sections import Line, Panel, Panels
 
-WIDE, EDGE, NAMES, ROW = 920, 20, 290, 26  # of pictures with bars or boxes
+WIDE, EDGE, NAMES, ROW = 720, 20, 275, 26  # of pictures with bars or boxes
 Group = tuple[str, Sequence[tuple[str, float, str, str]]]  # a heading; name, value, text and color of its bars
 
 
@@ -51,7 +51,7 @@ def bars(title: str, sentence: str, groups: Sequence[Group]) -> str:
         parts.append(text(EDGE, y, heading, "head"))
         y += 8
         for name, value, words, color in rows:
-            long = (WIDE - NAMES - 120) * value / largest
+            long = (WIDE - NAMES - 80) * value / largest
             parts.append(text(NAMES - 10, y + 16, name, "end"))
             parts.append(
                 f'<rect x="{NAMES}" y="{y + 3}" width="{long:.1f}" height="{ROW - 8}" rx="3" '
@@ -180,15 +180,15 @@ def verbs() -> str:
     calls: Sequence[tuple[str, nn.Module, Callable[[nn.Module], Any]]] = (
         ("insert", plain, lambda net: bn.insert(net, example)),
         ("fuse", model, lambda net: bn.fuse(net, example)),
-        ("convert to group", model, lambda net: bn.convert(net, "group", example=example)),
+        ("convert", model, lambda net: bn.convert(net, "group", example=example)),
         ("freeze", model, bn.freeze),
         ("fold", model.eval(), lambda net: bn.fold(net, example)),
     )  # fmt: skip
     parts, y = [], 56
     for name, before, verb in calls:
         after, report = verb(before)
-        parts.append(text(EDGE, y + 20, f"bn.{name}" if " " not in name else 'bn.convert(…, "group")', "name"))
-        x = 210
+        parts.append(text(EDGE, y + 20, f"bn.{name}", "name"))
+        x = 165.0
         for words in layers(before):
             x = box(parts, x, y, words, "shade")
         parts.append(text(x + 4, y + 20, "→", ""))
@@ -200,7 +200,7 @@ def verbs() -> str:
         if sure is not None:
             gap = f"differ by {'at most ' if sure.kept else ''}{sure.relative:.0{'e' if sure.relative < 0.01 else '%'}}"
             words = f"outputs {gap} of the largest" if sure.relative else "outputs are the same"
-            parts.append(text(210, y + 44, words, "soft small"))
+            parts.append(text(165, y + 44, words, "soft small"))
         y += 62
     sentence = "Layers before and after each verb; what is new is blue."
     return framed("What the verbs change", sentence, y + 4, "".join(parts))
