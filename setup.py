@@ -5,6 +5,9 @@ ABI, and one that can be done without. So one wheel (tag py3-none-<platform>) se
 compiled, the install goes on without: torch's operators do the kernel's work, Python code finds the way to it.
 """
 
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -19,6 +22,7 @@ KERNEL = Extension(
     # Nobody reads errno or floating-point traps; without them, loops with sqrt and comparisons become vector code.
     extra_compile_args=[
         "-std=gnu11", "-O3", "-g0", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi",
+        "-Wno-unused-function",  # of the shared ones, a unit needs a few
     ],
     libraries=["m"],
 )  # fmt: skip
@@ -48,10 +52,30 @@ class BuildKernel(build_ext):
         return super().get_export_symbols(ext) if ext is CALL else []
 
     def build_extension(self, ext):
+        compiler, self.compiler.compile = (
+            self.compiler.compile,
+            self.side_by_side if ext is KERNEL else self.compiler.compile,
+        )
         try:
             super().build_extension(ext)
         except Exception as error:
             self.leave_out([ext], error)
+        finally:
+            self.compiler.compile = compiler
+
+    def side_by_side(self, sources, output_dir, **options):
+        """Compile the units of the kernel (see bn.c) at the same time, on as many cores as there are."""
+        (source,) = sources
+
+        def compiled(unit):
+            folder = Path(output_dir, f"unit{unit}")
+            folder.mkdir(parents=True, exist_ok=True)
+            macros = [*(options.get("macros") or ()), ("BN_UNIT", str(unit))]
+            return type(self.compiler).compile(self.compiler, [source], str(folder), **{**options, "macros": macros})
+
+        units = int(re.search(r"#define BN_UNITS (\d+)", Path(source).read_text())[1])
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return [unit for made in pool.map(compiled, range(units)[::-1]) for unit in made]
 
     def run(self):
         try:

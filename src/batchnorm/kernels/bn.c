@@ -1,7 +1,10 @@
 /* Batch Normalization on a CPU, in plain C. See bn.h for the interface and bn_simd.h for the arithmetic.
  *
  * This file holds what does not depend on the vector width: the choice of instruction set, the running statistics, groups,
- * and what is rare; bn_threads.h holds the threads. */
+ * and what is rare; bn_threads.h holds the threads.
+ *
+ * Compiled as it is, it is the whole kernel. The specialised copies of the sweeps take nearly all of the time for it, and a
+ * gigabyte of memory; so setup.py compiles it BN_UNITS times side by side, each time another unit of it. */
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE 1 /* madvise, which strict C hides */
 #endif
@@ -41,7 +44,24 @@
 #define INDEPENDENT
 #endif
 
+/* The units: of each instruction set four functions of bn_sweeps.h, and everything else. */
+#define BN_UNITS 13
+#define BN_REST 0
+#define BN_FORWARD_RUNS 1
+#define BN_BACKWARD_RUNS 2
+#define BN_FORWARD_ROWS 3
+#define BN_BACKWARD_ROWS 4
+#if defined(BN_UNIT)
+#define BN_HAS(part) (BN_UNIT == ((part) ? BN_LANES / 8 * 4 + (part) : BN_REST))
+#define SHARED __attribute__((visibility("hidden")))
+#else
+#define BN_HAS(part) 1
+#define SHARED static
+#endif
+
+#if BN_HAS(BN_REST)
 #include "bn_threads.h"
+#endif
 
 /* ---- moments and coefficients ------------------------------------------------------------------------------- */
 
@@ -199,7 +219,10 @@ static int64_t update_running(call *k) {
 #if !defined(__x86_64__) || defined(__apple_build_version__)
 #elif (defined(__clang__) && __clang_major__ >= 9) || (!defined(__clang__) && __GNUC__ >= 10)
 #define BN_CONVERTS 1
-static int converts;
+#if !BN_HAS(BN_REST)
+extern
+#endif
+SHARED int converts;
 #endif
 
 #define JOIN_(a, b) a##b
@@ -270,6 +293,7 @@ static int converts;
 #endif
 #endif
 
+#if BN_HAS(BN_REST)
 typedef struct {
     const char *name;
     int64_t (*run)(call *);
@@ -461,3 +485,4 @@ int64_t bn_run(const bn_args *a) {
     if (a->batch <= 0 || a->channels <= 0 || a->positions <= 0 || a->threads <= 0) return -2;
     return a->groups > 1 ? run_groups(a) : run_one(a);
 }
+#endif

@@ -21,7 +21,7 @@
  * conversions that compilers translate badly have intrinsics beside the general form.
  *
  * Every INLINE function takes its variants (dtype, activation, ...) as arguments that are constants after inlining:
- * the macros at the end of bn_sweeps.h, with bn_copies.h, make the specialised copies. */
+ * the macros at the end of bn_sweeps.h make the specialised copies. */
 
 #define L BN_LANES
 #define vf NAME(vf)
@@ -41,7 +41,9 @@ typedef uint16_t vh __attribute__((vector_size(2 * L)));
 
 #include "bn_vectors.h"
 #include "bn_sweeps.h"
+#if BN_HAS(BN_REST)
 #include "bn_tasks.h"
+#endif
 
 #undef L
 #undef vf

@@ -85,6 +85,7 @@ INLINE coefficients NAME(of_channel)(const NAME(columns) * w, int64_t c) {
                           NAME(splat)(w->grad_x[c]), NAME(splat)(w->grad_1[c])};
 }
 
+#if BN_HAS(BN_REST)
 /* Fewer elements than a vector holds, as a mask may leave them: in the last lanes of a vector on the stack, because
  * the elements beside them may be another thread's. Rare enough to have no specialised copies. */
 static void NAME(short_run)(const bn_args *a, int64_t i, int64_t b, int64_t n, const coefficients *k, vdh *sums) {
@@ -118,6 +119,7 @@ static void NAME(clear)(const bn_args *a, int64_t i, int64_t n) {
     memset((char *)a->out + (size_t)i * size, 0, (size_t)n * size);
     if (a->out_residual) memset((char *)a->out_residual + (size_t)i * size, 0, (size_t)n * size);
 }
+#endif
 
 /* A channel is batch * pieces runs; `from`..`to` are the ones to do. Long runs are cut into pieces, each far longer
  * than a vector, so that one huge channel can be shared among threads. */
@@ -316,16 +318,65 @@ INLINE void NAME(sweep_rows)(const call *k, int64_t r, int64_t r1, int64_t c0, i
     PLAIN(CALL) KEPT(CALL)                                                                                 \
     COPY(BN_RELU, BN_AUX_NONE, CALL) COPY(BN_CLIPPED, BN_AUX_NONE, CALL) COPY(BN_SILU, BN_AUX_NONE, CALL)
 
-static void NAME(same_runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t n0, int64_t n1, int64_t first, int64_t last,
-                            const NAME(columns) * w, vdh (*sums)[2]) {
-    const int backward = a->operation >= BN_BACKWARD_TRAIN, keep = a->out_residual != NULL;
-    const int64_t key = KEY(a->activation, a->aux, a->dtype), plain = KEY(BN_NONE, BN_AUX_NONE, a->dtype);
-#define FORWARD_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, sums, 0, 0, act, aux, bf16)
-#define FORWARD_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, NULL, 0, 0, act, aux, bf16)
-#define BACKWARD_SUM(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, sums, 1, 0, act, aux, bf16)
-#define BACKWARD_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, NULL, 1, 0, act, aux, bf16)
-#define KEPT_WRITE(act, aux, bf16) NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, NULL, 1, 1, act, aux, bf16)
-#include "bn_copies.h"
+/* Four functions choose among them, each in a unit of its own if the kernel is built in units (bn.c). */
+#define RUNS                                                                                                       \
+    const bn_args *a, int64_t c0, int64_t c1, int64_t n0, int64_t n1, int64_t first, int64_t last, \
+        const NAME(columns) * w, vdh (*sums)[2]
+#define ROWS                                                                                                     \
+    const call *k, int64_t r0, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * w, double *sums, \
+        double *products
+SHARED void NAME(forward_runs)(RUNS);
+SHARED void NAME(backward_runs)(RUNS);
+SHARED void NAME(forward_rows)(ROWS);
+SHARED void NAME(backward_rows)(ROWS);
+
+#define FORWARD_SUM(act, aux, bf16) SWEEP(SUMS, 0, 0, act, aux, bf16)
+#define FORWARD_WRITE(act, aux, bf16) SWEEP(OUTPUT, 0, 0, act, aux, bf16)
+#define BACKWARD_SUM(act, aux, bf16) SWEEP(SUMS, 1, 0, act, aux, bf16)
+#define BACKWARD_WRITE(act, aux, bf16) SWEEP(OUTPUT, 1, 0, act, aux, bf16)
+#define KEPT_WRITE(act, aux, bf16) SWEEP(OUTPUT, 1, 1, act, aux, bf16)
+#define FORWARD_COPIES(a)                                                            \
+    if (sums) switch (KEY(BN_NONE, BN_AUX_NONE, (a)->dtype)) { PLAIN(FORWARD_SUM) }  \
+    else switch (KEY((a)->activation, (a)->aux, (a)->dtype)) { FORWARD(FORWARD_WRITE) }
+#define BACKWARD_COPIES(a)                                                                          \
+    const int64_t key = KEY((a)->activation, (a)->aux, (a)->dtype);                                 \
+    if (sums) switch (key) { BACKWARD(BACKWARD_SUM) }                                               \
+    else if ((a)->out_residual) switch (key) { KEPT(KEPT_WRITE) }                                   \
+    else switch (key) { BACKWARD(BACKWARD_WRITE) }
+
+#define SUMS sums
+#define OUTPUT NULL
+#define SWEEP(to, backward, keep, act, aux, bf16) \
+    NAME(sweep_runs)(a, c0, c1, n0, n1, first, last, w, to, backward, keep, act, aux, bf16)
+#if BN_HAS(BN_FORWARD_RUNS)
+SHARED void NAME(forward_runs)(RUNS) { FORWARD_COPIES(a) }
+#endif
+#if BN_HAS(BN_BACKWARD_RUNS)
+SHARED void NAME(backward_runs)(RUNS) { BACKWARD_COPIES(a) }
+#endif
+#undef SUMS
+#undef OUTPUT
+#undef SWEEP
+
+#define SUMS sums, products
+#define OUTPUT NULL, NULL
+#define SWEEP(to, backward, keep, act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, to, backward, keep, act, aux, bf16)
+#if BN_HAS(BN_FORWARD_ROWS)
+SHARED void NAME(forward_rows)(ROWS) { FORWARD_COPIES(k->a) }
+#endif
+#if BN_HAS(BN_BACKWARD_ROWS)
+SHARED void NAME(backward_rows)(ROWS) { BACKWARD_COPIES(k->a) }
+#endif
+
+#if BN_HAS(BN_REST)
+static void NAME(same_runs)(RUNS) {
+    if (a->operation >= BN_BACKWARD_TRAIN) NAME(backward_runs)(a, c0, c1, n0, n1, first, last, w, sums);
+    else NAME(forward_runs)(a, c0, c1, n0, n1, first, last, w, sums);
+}
+
+static void NAME(same_rows)(ROWS) {
+    if (k->a->operation >= BN_BACKWARD_TRAIN) NAME(backward_rows)(k, r0, r1, c0, c1, w, sums, products);
+    else NAME(forward_rows)(k, r0, r1, c0, c1, w, sums, products);
 }
 
 /* The marked stretches of one sample's places first..last; what lies between them becomes 0 when output is written. */
@@ -366,19 +417,6 @@ static void NAME(runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t from, i
     }
 }
 
-static void NAME(same_rows)(const call *k, int64_t r0, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * w,
-                            double *sums, double *products) {
-    const bn_args *a = k->a;
-    const int backward = a->operation >= BN_BACKWARD_TRAIN, keep = a->out_residual != NULL;
-    const int64_t key = KEY(a->activation, a->aux, a->dtype), plain = KEY(BN_NONE, BN_AUX_NONE, a->dtype);
-#define FORWARD_SUM(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, sums, products, 0, 0, act, aux, bf16)
-#define FORWARD_WRITE(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, NULL, NULL, 0, 0, act, aux, bf16)
-#define BACKWARD_SUM(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, sums, products, 1, 0, act, aux, bf16)
-#define BACKWARD_WRITE(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 0, act, aux, bf16)
-#define KEPT_WRITE(act, aux, bf16) NAME(sweep_rows)(k, r0, r1, c0, c1, w, NULL, NULL, 1, 1, act, aux, bf16)
-#include "bn_copies.h"
-}
-
 /* Rows r0..r1, or the marked ones among them; the others become 0 when output is written. */
 static void NAME(matrix)(const call *k, int64_t r0, int64_t r1, int64_t c0, int64_t c1, const NAME(columns) * w,
                          double *sums, double *products) {
@@ -389,9 +427,22 @@ static void NAME(matrix)(const call *k, int64_t r0, int64_t r1, int64_t c0, int6
     }
     for (; !sums && done < r1; done++) NAME(clear)(k->a, done * k->columns + c0, c1 - c0);
 }
+#endif
 #undef KEY
 #undef COPY
 #undef PLAIN
 #undef FORWARD
 #undef KEPT
 #undef BACKWARD
+#undef RUNS
+#undef ROWS
+#undef FORWARD_SUM
+#undef FORWARD_WRITE
+#undef BACKWARD_SUM
+#undef BACKWARD_WRITE
+#undef KEPT_WRITE
+#undef FORWARD_COPIES
+#undef BACKWARD_COPIES
+#undef SUMS
+#undef OUTPUT
+#undef SWEEP
