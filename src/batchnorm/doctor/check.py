@@ -118,7 +118,7 @@ def _looked(subject: Subject, rules: Mapping[str, Rule]) -> Findings:
             failed[code] = f"{type(error).__name__}: {error}"
     if failed and subject.model is not None:
         _check_batches(subject)
-    return Findings(found, skipped, failed, subject)
+    return Findings(found, skipped, failed, subject, tuple(rules.values()))
 
 
 def _check_batches(subject: Subject) -> None:

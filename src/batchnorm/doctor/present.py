@@ -87,6 +87,7 @@ def draw(findings: Findings, *, everything: bool = False, options: bool = False,
     ]
     left_out = f"; {ignored} ignored in {'its module' if ignored == 1 else 'their modules'}" if ignored else ""
     parts.append(Text.assemble((findings.counted(), "bold"), _among(findings), left_out))
+    parts += [Text(line) for line in filter(None, [findings.coverage(options)])]
     return Group(*parts)
 
 
@@ -170,7 +171,9 @@ def html_table(findings: Findings) -> str:
     head = "".join(f"<th style='text-align:left'>{title}</th>" for title in ("", "rule", "where", "what", "repair"))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
     remarks = "".join(f"<div style='opacity:.7'>{_escaped(line)}</div>" for line in _remarks(findings, False))
-    return f"<div>{table}{remarks}<div><b>{_escaped(findings.counted())}</b>{_escaped(_among(findings))}</div></div>"
+    summary = f"<div><b>{_escaped(findings.counted())}</b>{_escaped(_among(findings))}</div>"
+    covered = f"<div>{_escaped(findings.coverage())}</div>" if findings.rules else ""
+    return f"<div>{table}{remarks}{summary}{covered}</div>"
 
 
 def _row(finding: Finding) -> str:

@@ -26,6 +26,9 @@ NEEDS = {
     "ranks": "several processes (a process group)",
     "run": "a training run (bn.monitor)",
 }
+# What the arguments of `check` give, the easiest first: each the need of its name, and data an example, too.
+ARGUMENTS = {need: {need} for need, words in NEEDS.items() if need == "model" or words.endswith(f"({need}=)")}
+ARGUMENTS["data"] |= {"example"}
 SAFETIES = ("safe", "unsafe", "none")
 
 Look = Callable[["Subject"], Iterable[Finding]]
