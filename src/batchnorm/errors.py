@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def printable(text: str) -> str:
     r"""Escape every character that a terminal or a log would interpret instead of show.
@@ -36,6 +38,18 @@ class BatchNormError(ValueError):
 
 def _rebuild(cls: type[BatchNormError], problem: str, where: str, do: str) -> BatchNormError:
     return cls(problem, where=where, do=do)
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """Ask whether the nearest known word was meant; ``otherwise`` is the advice if none is near.
+
+    >>> did_you_mean("algebar", ["algebra", "race"], "see batchnorm claims")
+    "did you mean 'algebra'?"
+    """
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, list(known), 1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def first_line(error: BaseException) -> str:

@@ -1,10 +1,14 @@
 """The pages of the rules are what the docstrings give now."""
 
+import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from batchnorm.doctor import pages
+from batchnorm.doctor.catalogue import NAMES, described
 from batchnorm.doctor.codes import RULES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -49,6 +53,27 @@ def test_a_page_says_what_the_rule_says(code):
     assert f"- severity: {rule.severity}" in page
     assert rule.title in page
     assert page.count("```") % 2 == 0
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_the_catalogue_reads_what_the_rule_is(code):
+    read, rule = described()[code], RULES[code]
+    functions = {"look", "fix", "watch"}
+    for field in (each.name for each in dataclasses.fields(rule)):
+        here, there = getattr(read, field), getattr(rule, field)
+        assert (here is None) == (there is None) if field in functions else here == there, field
+    assert NAMES[code] == rule.name
+
+
+@pytest.mark.parametrize("words", ["explain BN101", "explain BN999", "rules", "--help", "check --help"])
+def test_reading_needs_no_torch(words):
+    """Torch alone takes more than a second."""
+    code = (
+        "import sys\nfrom batchnorm.commands import app\nfrom batchnorm.terminal import ended\n"
+        "ended(lambda: app(sys.argv[1:], standalone_mode=False))\nprint('torch' in sys.modules, file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=True)
+    assert ran.stderr.splitlines()[-1] == "False"
 
 
 def test_references_become_links():

@@ -25,7 +25,8 @@ def explain(
     """
     from rich.console import Console
 
-    from batchnorm.doctor.pages import page_of, rule_named
+    from batchnorm.doctor.catalogue import rule_named
+    from batchnorm.doctor.pages import page_of
 
     show_page(page_of(rule_named(rule)), Console())
 
@@ -37,9 +38,9 @@ def show_page(page: str, console: Console) -> None:
     >>> show_page("# BN101", Console())
     # BN101
     """
-    from rich.markdown import Markdown
-
     if console.is_terminal:
+        from rich.markdown import Markdown
+
         console.print(Markdown(page))
     else:
         print(page.rstrip())
@@ -57,7 +58,7 @@ def rules(
 
     from rich.table import Table
 
-    from batchnorm.doctor.codes import RULES
+    from batchnorm.doctor.catalogue import described
     from batchnorm.doctor.pages import short_needs
     from batchnorm.present import plain_console
 
@@ -65,10 +66,10 @@ def rules(
     columns = ("code", "name", "severity", "needs", "fix")
     rows = [
         dict(zip(columns, (rule.code, rule.name, rule.severity, short_needs(rule), rule.safety), strict=True))
-        for rule in RULES.values()
+        for rule in described().values()
     ]
     if format == "json":
-        titled = [{**row, "title": RULES[row["code"]].title} for row in rows]
+        titled = [{**row, "title": described()[row["code"]].title} for row in rows]
         typer.echo(json.dumps(titled, indent=1))
         return
     table = Table(*columns, box=None, pad_edge=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from batchnorm.calling import batch_forward, call_with
 from batchnorm.distributed.groups import hold
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.graph import check_forward
 from batchnorm.layers.family import find_brick
 from batchnorm.layers.foreign import keeps_statistics
@@ -189,11 +188,11 @@ def _chosen(model: nn.Module, where: Where) -> Callable[[str, nn.Module], bool]:
     paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
     for name in names:
         if not any(_names(name, path) for path in paths):
-            near = difflib.get_close_matches(name, paths, n=1)
             raise BatchNormError(
-                f"the model has no module {name!r}", where=_HERE,
-                do=f"{f'did you mean {near[0]!r}? Use' if near else 'use'} names of model.named_modules(), or patterns",
-            )  # fmt: skip
+                f"the model has no module {name!r}",
+                where=_HERE,
+                do=did_you_mean(name, paths, "use names of model.named_modules(), or patterns"),
+            )
     return lambda path, module: any(_names(name, path) for name in names)
 
 
