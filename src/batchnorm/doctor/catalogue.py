@@ -6,10 +6,13 @@ Nothing of the rules is imported, nor torch: the pages come from their source.
 from __future__ import annotations
 
 import ast
+import os
+import platform
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from batchnorm.doctor.rule import Rule
 from batchnorm.errors import BatchNormError
@@ -108,6 +111,20 @@ def rule_named(word: str) -> Rule:
         if plain in (code.lower(), name):
             return _read(code)
     raise no_rule(word, "`batchnorm rules` lists them")
+
+
+def linked(code: str) -> str:
+    """Return the style of rich that links a code to its page, or to the file that has it; none where that shows.
+
+    >>> linked("BN999")
+    ''
+    """
+    if code not in FILES or os.environ.get("TERM") in (None, "dumb", "linux"):  # these print what they do not know
+        return ""
+    here = Path(__file__).resolve()
+    page = here.parents[3] / "docs" / "rules" / f"{NAMES[code]}.md"  # in a clone
+    target = page if page.is_file() else here.parent / "rules" / f"{FILES[code]}.py"
+    return f"link file://{platform.node()}{quote(target.as_posix())}"  # the host, for terminals over ssh
 
 
 def no_rule(word: str, otherwise: str) -> BatchNormError:

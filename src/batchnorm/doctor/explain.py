@@ -57,8 +57,9 @@ def rules(
     import json
 
     from rich.table import Table
+    from rich.text import Text
 
-    from batchnorm.doctor.catalogue import described
+    from batchnorm.doctor.catalogue import described, linked
     from batchnorm.doctor.pages import short_needs
     from batchnorm.present import plain_console
 
@@ -74,5 +75,6 @@ def rules(
         return
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*(row[column] for column in columns))
+        code, *rest = (row[column] for column in columns)
+        table.add_row(Text(code, style=linked(code)), *rest)
     plain_console().print(table)

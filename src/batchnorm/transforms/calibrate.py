@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -165,13 +164,12 @@ def calibrate(
     calibrated = Calibrated(model, state)
     begun = _Count()
     seen = {layer: _Site(layer, formula, begun) for _, layer in layers}
-    shown = sys.stderr.isatty() if progress is None else progress
     try:
         with ExitStack() as stack:
             stack.enter_context(together.failing_together())
             stack.enter_context(observing(model, seen))
             stack.enter_context(torch.no_grad())
-            stream, say = stack.enter_context(bar(batches, "calibrating", shown))
+            stream, say = stack.enter_context(bar(batches, "calibrating", progress))
             rounds = _rounds(stream, seen, begun, model, forward or batch_forward("calibrate"), until, max_batches)
             for more in rounds:
                 going_on = together.any(more)
