@@ -88,7 +88,8 @@ def bench(
     are medians of the ratios within a round. A contender whose outputs or
     gradients differ from torch's is not timed. The floor is the time to copy
     the tensor: once for a forward, one and a half times for a backward, and
-    half a time more each with a residual.
+    half a time more each with a residual. If it moved between the tables,
+    the machine did, and no target is judged.
 
     Passes: forward is the forward of a training step, with the graph
     recorded; train is that and torch.autograd.grad; eval is eval mode under
@@ -258,9 +259,11 @@ def _report(
 ) -> RecordFile:
     """Print the tables of what was measured and return it as a record."""
     from batchnorm.bench.present import cell_tables, explanation, how_far, note_lines, summary_table
-    from batchnorm.bench.summary import summarize
+    from batchnorm.bench.summary import moved_floor, summarize
 
     rows = summarize(result.measurements)
+    moved = moved_floor(result.measurements)
+    notes = (*result.notes, *([moved] if moved else []))
     if print_cells:
         for table in cell_tables(result.measurements):
             console.print()
@@ -271,13 +274,13 @@ def _report(
         console.print(explanation(), soft_wrap=True)
     if said := how_far(distances):
         console.print(said, soft_wrap=True)
-    for line in note_lines(result.notes):
+    for line in note_lines(notes):
         console.print(line, soft_wrap=True)
     if result.interrupted:
         console.print(f"interrupted: {result.done} of {planned} cells were measured", soft_wrap=True)
     summary = {
         "rows": [row.to_json() for row in rows],
-        "notes": list(result.notes),
+        "notes": list(notes),
         "cells": {"done": result.done, "planned": planned},
         "core_distance_ns": distances,
     }
