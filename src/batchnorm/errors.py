@@ -52,6 +52,16 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean {near[0]!r}?" if near else otherwise
 
 
+def give_tensor(value: object, optional: str = "") -> str:
+    """Advise what to give instead of a value that is no tensor.
+
+    >>> give_tensor([1.0], ", or None")
+    'give a torch.Tensor, or None'
+    """
+    numpys = type(value).__module__.partition(".")[0] == "numpy"
+    return f"give a torch.Tensor{', torch.from_numpy(...)' if numpys else ''}{optional}"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of a message, which may be long.
 

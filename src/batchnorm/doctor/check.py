@@ -69,7 +69,11 @@ def check(
             )
         check_tree(model, "check")
         check_ready(model, "check")
-        if isinstance(before, nn.Module):
+        if before is not None:
+            if not isinstance(before, nn.Module):
+                raise BatchNormError(
+                    f"before is a {type(before).__name__}", where="check", do="give the model as it was, an nn.Module"
+                )
             check_weights(before, "check")
         optimizers = check_optimizers(model, optimizer, "check")
         subject = Subject(

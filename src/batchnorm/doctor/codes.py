@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import import_module
 
+from batchnorm.checks import check_names
 from batchnorm.doctor.catalogue import FILES as FILES
 from batchnorm.doctor.catalogue import no_rule
 from batchnorm.doctor.rule import Rule
@@ -37,7 +38,8 @@ def _words(given: Iterable[str]) -> tuple[str, ...]:
     >>> _words("BN101, BN2"), _words(["BN101"])
     (('BN101', 'BN2'), ('BN101',))
     """
-    return tuple(word.strip() for word in given.split(",")) if isinstance(given, str) else tuple(given)
+    words = given.split(",") if isinstance(given, str) else given
+    return tuple(word.strip() for word in check_names(words, "select or ignore", "check"))
 
 
 def _fits(rule: Rule, word: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -10,7 +11,7 @@ from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.checks import report_nonfinite
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, give_tensor
 from batchnorm.functional import normalize
 from batchnorm.kernels import call
 from batchnorm.layers import torch_fusion
@@ -76,6 +77,14 @@ class _Fast(Checked, _BatchNorm):
         one_value: str = "raise",
         **of_torch: Any,
     ) -> None:
+        try:
+            operator.index(num_features)
+        except TypeError:
+            raise BatchNormError(
+                f"num_features is a {type(num_features).__name__}",
+                where=type(self).__name__,
+                do="give the number of channels, a whole number",
+            ) from None
         # `bias=False` came with torch 2.13 and reaches it in of_torch.
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **of_torch)
         self.activation, self.negative_slope = activation, negative_slope
@@ -268,7 +277,7 @@ class _Fast(Checked, _BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         if not hasattr(input, "dim"):  # a tensor, or what stands for one while the layer is traced
             raise BatchNormError(
-                f"the input is a {type(input).__name__}", where=type(self).__name__, do="give a torch.Tensor"
+                f"the input is a {type(input).__name__}", where=type(self).__name__, do=give_tensor(input)
             )
         if self.dimensions and input.dim() not in self.dimensions:
             wanted = " or ".join(f"{d}D" for d in self.dimensions)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from batchnorm.calling import call_with
+from batchnorm.checks import check_model
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.extras import install
 from batchnorm.files import replacing
-from batchnorm.graph import check_model
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import random_states
 from batchnorm.records import Report

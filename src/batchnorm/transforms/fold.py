@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from batchnorm.checks import check_names
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
@@ -88,7 +89,7 @@ def fold(
     if leftovers not in LEFTOVERS:
         options = ", ".join(map(repr, LEFTOVERS))
         raise BatchNormError(f"leftovers is {leftovers!r}", where="fold", do=f"use one of {options}")
-    stay = frozenset([leave] if isinstance(leave, str) else leave)
+    stay = frozenset(check_names(leave, "leave", "fold"))
     before = in_mode(copied_with(model, where="fold")[0], False)
     folded, _ = copied_with(before, where="fold")
     graph = trace(folded, example, forward=forward, opaque=lambda m: is_norm(m) or is_plain(m))
