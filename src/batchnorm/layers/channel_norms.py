@@ -307,19 +307,31 @@ class InstanceNorm(Finish, _InstanceNorm):
 
 
 class InstanceNorm1d(InstanceNorm, nn.InstanceNorm1d):
-    """Add a residual and an activation to ``torch.nn.InstanceNorm1d``."""
+    """Add a residual and an activation to ``torch.nn.InstanceNorm1d``.
+
+    >>> bool((InstanceNorm1d(3, activation="relu")(torch.randn(4, 3, 8)) >= 0).all())
+    True
+    """
 
     dimensions = (3,)
 
 
 class InstanceNorm2d(InstanceNorm, nn.InstanceNorm2d):
-    """Add a residual and an activation to ``torch.nn.InstanceNorm2d``."""
+    """Add a residual and an activation to ``torch.nn.InstanceNorm2d``.
+
+    >>> bool((InstanceNorm2d(3, activation="relu")(torch.randn(4, 3, 8, 8)) >= 0).all())
+    True
+    """
 
     dimensions = (4,)
 
 
 class InstanceNorm3d(InstanceNorm, nn.InstanceNorm3d):
-    """Add a residual and an activation to ``torch.nn.InstanceNorm3d``."""
+    """Add a residual and an activation to ``torch.nn.InstanceNorm3d``.
+
+    >>> bool((InstanceNorm3d(3, activation="relu")(torch.randn(2, 3, 4, 4, 4)) >= 0).all())
+    True
+    """
 
     dimensions = (5,)
 

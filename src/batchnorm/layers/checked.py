@@ -22,7 +22,7 @@ def one_of(*choices: object) -> Callable[[Any], str]:
     ("use one of 'a', None", '')
     """
     advice = f"use one of {', '.join(map(repr, choices))}"
-    kinds = tuple({type(choice) for choice in choices})
+    kinds = tuple({int if isinstance(choice, bool) else type(choice) for choice in choices})  # 0 is False
 
     def wrong(value: Any) -> str:
         return "" if isinstance(value, kinds) and value in choices else advice

@@ -19,6 +19,7 @@ from batchnorm.graph import check_forward
 from batchnorm.layers.batch import _Fast
 from batchnorm.moments import Moments, merged
 from batchnorm.records import Change, Report
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.follow import (
     Optimizers,
     carry_over,
@@ -191,7 +192,7 @@ def calibrate(
     state.put_modes_back()
     carry_over(optimizers, moved)
     left_behind(given, model, "calibrate", inplace=True)
-    return model, calibrated
+    return Changed((model, calibrated))
 
 
 class _Count:

@@ -24,6 +24,7 @@ from batchnorm.layers.masked import MaskedBatchNorm
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate, Report
 from batchnorm.transforms.bricks import OF_BATCHES, kind_of
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.exchange import Exchange, shared
 from batchnorm.transforms.follow import (
     Optimizers,
@@ -153,7 +154,7 @@ running_mean, running_var, num_batches_tracked -> nothing
     for layer, had in done.had.items():
         join(optimizers, had, [p for p in layer.parameters() if all(p is not each for each in had)], changed)
     left_behind(model, changed, _HERE, inplace=True)
-    return changed, Report(tuple(done.changes), left, *certificates)
+    return Changed((changed, Report(tuple(done.changes), left, *certificates)))
 
 
 def _check(to: str, process_group: Any, options: dict[str, Any]) -> None:

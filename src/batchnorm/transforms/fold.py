@@ -30,6 +30,7 @@ from batchnorm.transforms.affine import (
     unfit,
     write,
 )
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.clones import Clone, clone_for, in_place_of, memory_of, norms_after
 from batchnorm.transforms.follow import copied_with, scripted_norms
 from batchnorm.transforms.freeze import OWN_FORWARD, check_reached
@@ -105,7 +106,7 @@ def fold(
         unchanged=lambda path: path in seen and path not in work.altered,
     )  # fmt: skip
     left_behind(model, folded, "fold", trains=False)
-    return folded, Report(tuple(work.changes), work.left, certificate)
+    return Changed((folded, Report(tuple(work.changes), work.left, certificate)))
 
 
 class _Folding:
