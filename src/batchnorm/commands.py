@@ -48,6 +48,12 @@ def _say_version(asked: bool) -> None:
         raise typer.Exit
 
 
+@lab.callback()
+@with_levels
+def of_lab() -> None:
+    """What can be given in front of a command of the lab; its help is the one of the group."""
+
+
 @app.callback()
 @with_levels
 def options(

@@ -1,4 +1,8 @@
-"""Options that several commands have, each written once."""
+"""Options that several commands have, each written once.
+
+>>> def save(path: str, force: Force = False) -> None:
+...     '''Write something.'''
+"""
 
 from __future__ import annotations
 
