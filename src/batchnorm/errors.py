@@ -41,14 +41,17 @@ def _rebuild(cls: type[BatchNormError], problem: str, where: str, do: str) -> Ba
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
-    """Ask whether the nearest known word was meant; ``otherwise`` is the advice if none is near.
+    """Ask whether the nearest known word was meant, or the one that begins so; if there is none, advise ``otherwise``.
 
     >>> did_you_mean("algebar", ["algebra", "race"], "see batchnorm claims")
     "did you mean 'algebra'?"
+    >>> did_you_mean("race", ["algebra networks=20", "race seeds=5 steps=100"], "see batchnorm lab list")
+    "did you mean 'race seeds=5 steps=100'?"
     """
     from difflib import get_close_matches
 
-    near = get_close_matches(word, list(known), 1)
+    known = list(known)
+    near = get_close_matches(word, known, 1) or [each for each in known if word and each.startswith(word)]
     return f"did you mean {near[0]!r}?" if near else otherwise
 
 
