@@ -37,8 +37,8 @@ def coverage(rules: Iterable[Rule], idle: Collection[str], subject: Subject | No
         return ""
     said = f"{len(rules) - len(waiting)} of {len(rules)} rules could look"
     missing = [set(subject.missing(rule.needs)) for rule in waiting if rule.look is not None] if subject else []
-    for argument, gives in ARGUMENTS.items():
-        more = sum(bool(lacks) and lacks <= gives for lacks in missing)
+    for argument in ARGUMENTS:
+        more = sum(lacks == {argument} for lacks in missing)
         if more and subject is not None:
             return f"{said}; {_advice(argument, subject, options)} for {more} more"
     runs = sum(rule.watch is not None and rule.look is None for rule in waiting)

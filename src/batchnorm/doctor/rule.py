@@ -26,9 +26,8 @@ NEEDS = {
     "ranks": "several processes (a process group)",
     "run": "a training run (bn.monitor)",
 }
-# What the arguments of `check` give, the easiest first: each the need of its name, and data an example, too.
-ARGUMENTS = {need: {need} for need, words in NEEDS.items() if need == "model" or words.endswith(f"({need}=)")}
-ARGUMENTS["data"] |= {"example"}
+# The arguments of `check`, the easiest first: each gives the need of its name.
+ARGUMENTS = tuple(need for need, words in NEEDS.items() if need == "model" or words.endswith(f"({need}=)"))
 SAFETIES = ("safe", "unsafe", "none")
 
 Look = Callable[["Subject"], Iterable[Finding]]
