@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import pkgutil
 import re
@@ -44,6 +45,10 @@ UNSHOWN = {
 }
 
 
+# What follows "bn." or "batchnorm." in the documentation and is no name of Python.
+NO_NAMES = {"train", "figures", "per", "sarif", "weight", "bias"}
+
+
 @pytest.mark.parametrize("name", batchnorm.__all__)
 def test_every_public_name_resolves(name):
     value = getattr(batchnorm, name)
@@ -57,6 +62,40 @@ def test_the_names_are_those_of_the_stub():
     assert batchnorm.__all__ == sorted(named)
     assert len(named) == len(set(named)) > 50
     assert "__version__" in dir(batchnorm)
+
+
+def documented():
+    """Every ``bn.NAME`` and ``batchnorm.NAME`` of the documentation, and where it stands."""
+    root = Path(__file__).parents[1]
+    for page in [root / "README.md", *sorted((root / "docs").rglob("*.md"))] if (root / "docs").exists() else []:
+        for name in re.findall(r"\b(?:bn|batchnorm)((?:\.[A-Za-z_]\w*)+)", page.read_text(encoding="utf-8")):
+            yield name[1:], page.relative_to(root).as_posix()
+
+
+def test_every_documented_name_exists():
+    """Also those below a module, such as ``batchnorm.doctor.lightning``."""
+    names = dict(documented())
+    assert len(names) > 60
+    lost = [f"{page}: {name}" for name, page in names.items() if name not in NO_NAMES and not exists(name)]
+    assert lost == []
+
+
+def exists(name):
+    value, module = batchnorm, "batchnorm"
+    for part in name.split("."):
+        module = f"{module}.{part}"
+        if hasattr(value, part):
+            value = getattr(value, part)
+        elif isinstance(value, type(batchnorm)) and importlib.util.find_spec(module):
+            value = importlib.import_module(module)
+        else:
+            return False
+    return True
+
+
+def test_a_misspelt_name_is_asked_for():
+    done = subprocess.run([sys.executable, "-c", "import batchnorm as bn\nbn.chek"], capture_output=True, text=True)
+    assert "Did you mean: 'check'?" in done.stderr
 
 
 def test_star_import():

@@ -10,6 +10,7 @@ used, so that ``import batchnorm`` and the command line cost nothing.
 """
 
 import ast
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ __all__ = sorted(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module 'batchnorm' has no attribute {name!r}")
+        # With name and obj Python asks whether a near one was meant.
+        raise AttributeError(f"module 'batchnorm' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     home = _HOMES[name]
     value = import_module(f"batchnorm.{name}") if home == "batchnorm" else getattr(import_module(str(home)), name)
     globals()[name] = value

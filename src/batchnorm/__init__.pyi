@@ -22,6 +22,11 @@ from batchnorm.layers.accumulate import accumulate as accumulate
 from batchnorm.layers.batch import BatchNorm1d as BatchNorm1d
 from batchnorm.layers.batch import BatchNorm2d as BatchNorm2d
 from batchnorm.layers.batch import BatchNorm3d as BatchNorm3d
+from batchnorm.layers.channel_norms import ChannelAffine as ChannelAffine
+from batchnorm.layers.channel_norms import InstanceNorm1d as InstanceNorm1d
+from batchnorm.layers.channel_norms import InstanceNorm2d as InstanceNorm2d
+from batchnorm.layers.channel_norms import InstanceNorm3d as InstanceNorm3d
+from batchnorm.layers.channel_norms import RMSNorm as RMSNorm
 from batchnorm.layers.domain import DomainBatchNorm as DomainBatchNorm
 from batchnorm.layers.domain import use_domain as use_domain
 from batchnorm.layers.dyt import DyT as DyT

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from batchnorm.errors import BatchNormError, first_line
+from batchnorm.errors import BatchNormError, first_line, give_tensor
 from batchnorm.nested import tensors_in
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -27,12 +28,23 @@ def call_with(model: nn.Module, example: Any) -> Any:
     Any mapping counts as a dictionary, such as what a tokenizer or an image processor of transformers returns. A list
     counts as a tuple. A model that takes one list gets it inside a tuple: ``([image, image],)``.
     """
-    if isinstance(example, Mapping):
-        return model(**example)
-    if isinstance(example, tuple):
-        return model(*example)
-    if not isinstance(example, list):
-        return model(example)
+    try:
+        if isinstance(example, Mapping):
+            return model(**example)
+        if isinstance(example, tuple):
+            return model(*example)
+        if not isinstance(example, list):
+            return model(example)
+    except (TypeError, AttributeError) as error:
+        odd = next((each for each in tree_leaves(example) if _is_array(each)), example)
+        if isinstance(error, BatchNormError) or (tensors_in(example) and odd is example):
+            raise  # the model's own mistake, in its own words
+        place = raised_in(model, error) or "the model"
+        raise BatchNormError(
+            f"the example {'is' if odd is example else 'holds'} a {type(odd).__name__}, not a torch.Tensor, and "
+            f"{place} raised {type(error).__name__}",
+            do=give_tensor(odd, ", a tuple of arguments or a dictionary of them"),
+        ) from error
     return _spread(model, example, "([...],)")
 
 
@@ -98,10 +110,13 @@ def batch_forward(where: str) -> Forward:
         if not tensors_in(inputs):
             several = isinstance(batch, (tuple, list)) and batch
             kind = f"begins with a {type(batch[0]).__name__}" if several else f"is a {type(batch).__name__}"
+            array = next(filter(_is_array, tree_leaves(batch)), None)
             raise BatchNormError(
                 f"a batch {kind}, without a tensor in it",
                 where=where,
-                do="give tensors, tuples that begin with one, dictionaries of arguments, or "
+                do="make tensors of NumPy arrays with torch.from_numpy(...)"
+                if array is not None
+                else "give tensors, tuples that begin with one, dictionaries of arguments, or "
                 "forward=lambda model, batch: ...",
             )
         if isinstance(inputs, list):  # as loaders of detection data give them: images, targets
@@ -129,6 +144,10 @@ def _like(one: Any, other: Any) -> bool:
     return (
         isinstance(one, Tensor) and isinstance(other, Tensor) and (one.dim(), one.dtype) == (other.dim(), other.dtype)
     )
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "numpy"
 
 
 def labels_of(batch: Any) -> Tensor | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
+from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch, give_tensor
 from batchnorm.hooks import running_place, users_frame
 from batchnorm.kernels.native import ACTIVATIONS
 from batchnorm.kernels.storage import check_memory
@@ -19,6 +20,42 @@ from batchnorm.moments import Moments
 NONFINITE = ("reject", "raise")
 NUMBERS = (float, int)
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def check_model(model: Any, where: str) -> None:
+    """Refuse what is no model.
+
+    >>> check_model(nn.Linear, "fuse")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: fuse: the model is the class Linear; call it, and give what it makes
+    """
+    if isinstance(model, type):
+        raise BatchNormError(
+            f"the model is the class {model.__name__}", where=where, do="call it, and give what it makes"
+        )
+    if not isinstance(model, nn.Module):
+        raise BatchNormError(
+            f"the model is a {type(model).__name__}", where=where, do="give an nn.Module as the first argument"
+        )
+
+
+def check_names(given: Any, name: str, where: str) -> tuple[str, ...]:
+    """Return names that were given as one string or several; refuse what is no string.
+
+    >>> check_names("head", "leave", "fold"), check_names(["a", "b"], "leave", "fold")
+    (('head',), ('a', 'b'))
+    >>> check_names(3, "leave", "fold")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: fold: leave is an int; give a name, or a list of names
+    """
+    found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else None
+    odd = given if found is None else next((each for each in found if not isinstance(each, str)), None)
+    if odd is not None or found is None:
+        kind = type(odd).__name__
+        article = "an" if kind[0].lower() in "aeiou" else "a"
+        what = f"{name} is {article} {kind}" if found is None else f"{name} has {article} {kind} in it"
+        raise BatchNormError(what, where=where, do="give a name, or a list of names")
+    return found
 
 
 class _Warned:
@@ -220,9 +257,7 @@ def check_tensors(
             continue
         if not isinstance(tensor, Tensor):
             optional = "" if tensor is x else ", or None"
-            raise BatchNormError(
-                f"{name} is a {type(tensor).__name__}", where=where, do=f"give a torch.Tensor{optional}"
-            )
+            raise BatchNormError(f"{name} is a {type(tensor).__name__}", where=where, do=give_tensor(tensor, optional))
         if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
             check_layout(tensor, name, where)
             check_memory(tensor, name, where)

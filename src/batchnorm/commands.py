@@ -20,6 +20,7 @@ from batchnorm.lab.judge.command import report as claims_page
 from batchnorm.lab.landscape.command import landscape
 from batchnorm.lab.runs.command import lab
 from batchnorm.report.command import report
+from batchnorm.terminal import with_levels
 from batchnorm.transforms.command import calibrate, fold
 
 app = typer.Typer(
@@ -35,6 +36,10 @@ lab.command(name="report")(claims_page)
 lab.command()(evaluate)
 lab.command(name="data")(data)
 app.add_typer(lab)
+for group in (app, lab):
+    for info in group.registered_commands:
+        assert info.callback is not None
+        info.callback = with_levels(info.callback)
 
 
 def _say_version(asked: bool) -> None:
@@ -43,7 +48,14 @@ def _say_version(asked: bool) -> None:
         raise typer.Exit
 
 
+@lab.callback()
+@with_levels
+def of_lab() -> None:
+    """What can be given in front of a command of the lab; its help is the one of the group."""
+
+
 @app.callback()
+@with_levels
 def options(
     version: Annotated[
         bool,

@@ -93,6 +93,10 @@ def from_flax(layer: Mapping[str, Any], *, count: float | None = None) -> dict[s
     epsilon as the module was given them (flax's defaults, 0.99 and 1e-5, where they are missing).
     """
     where = "from_flax"
+    if not isinstance(layer, Mapping):
+        raise BatchNormError(
+            f"the layer is a {type(layer).__name__}", where=where, do="give its params and batch_stats in a dictionary"
+        )
     settings = dict(layer.get("settings") or {})
     arrays = _renamed(dict(layer.get("params") or {}), {"scale": "weight", "bias": "bias"}, where)
     means = {"mean": "running_mean", "var": "running_var"}

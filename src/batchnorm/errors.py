@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def printable(text: str) -> str:
     r"""Escape every character that a terminal or a log would interpret instead of show.
@@ -36,6 +38,31 @@ class BatchNormError(ValueError):
 
 def _rebuild(cls: type[BatchNormError], problem: str, where: str, do: str) -> BatchNormError:
     return cls(problem, where=where, do=do)
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """Ask whether the nearest known word was meant, or the one that begins so; if there is none, advise ``otherwise``.
+
+    >>> did_you_mean("algebar", ["algebra", "race"], "see batchnorm claims")
+    "did you mean 'algebra'?"
+    >>> did_you_mean("race", ["algebra networks=20", "race seeds=5 steps=100"], "see batchnorm lab list")
+    "did you mean 'race seeds=5 steps=100'?"
+    """
+    from difflib import get_close_matches
+
+    known = list(known)
+    near = get_close_matches(word, known, 1) or [each for each in known if word and each.startswith(word)]
+    return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+def give_tensor(value: object, optional: str = "") -> str:
+    """Advise what to give instead of a value that is no tensor.
+
+    >>> give_tensor([1.0], ", or None")
+    'give a torch.Tensor, or None'
+    """
+    numpys = type(value).__module__.partition(".")[0] == "numpy"
+    return f"give a torch.Tensor{', torch.from_numpy(...)' if numpys else ''}{optional}"
 
 
 def first_line(error: BaseException) -> str:

@@ -75,8 +75,8 @@ def _refusals(target: Path) -> Iterator[None]:
         raise BatchNormError(f"{target} cannot be written ({_why(error)})", do="choose another place") from error
 
 
-def check_target(option: str, path: str | os.PathLike[str]) -> None:
-    """Refuse a file that could not be written, before time is spent on what should go in it.
+def check_target(option: str, path: str | os.PathLike[str], force: bool = False) -> None:
+    """Refuse a file that could not be written, or that exists unless ``force``, before time is spent on its content.
 
     >>> check_target("--out", "/")
     Traceback (most recent call last):
@@ -88,6 +88,10 @@ def check_target(option: str, path: str | os.PathLike[str]) -> None:
             raise BatchNormError(f"{option} is {target}, a folder", do="name a file in it")
         _check_kind(target, f"{option} is {target}")
         check_folder(option, target.absolute().parent, target)
+        if not force and target.exists():
+            raise BatchNormError(
+                f"{option} is {target}, which exists", do="name another file, or add --force to replace it"
+            )
     except OSError as error:
         raise BatchNormError(f"{option} is {target} ({_why(error)})", do="choose another place") from error
 

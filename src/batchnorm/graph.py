@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from batchnorm.calling import call_with
+from batchnorm.checks import check_model
 from batchnorm.dataflow import Call, Graph, Value
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels.storage import check_memory
@@ -87,23 +88,6 @@ def trace(
             result = call_with(model, given) if forward is None else forward(model, given)
         recorder.finish(result)
     return recorder.graph
-
-
-def check_model(model: Any, where: str) -> None:
-    """Refuse what is no model.
-
-    >>> check_model(nn.Linear, "fuse")
-    Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: fuse: the model is the class Linear; call it, and give what it makes
-    """
-    if isinstance(model, type):
-        raise BatchNormError(
-            f"the model is the class {model.__name__}", where=where, do="call it, and give what it makes"
-        )
-    if not isinstance(model, nn.Module):
-        raise BatchNormError(
-            f"the model is a {type(model).__name__}", where=where, do="give an nn.Module as the first argument"
-        )
 
 
 def check_ready(model: nn.Module, where: str) -> None:

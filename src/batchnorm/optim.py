@@ -16,6 +16,7 @@ from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import Optimizer
 
+from batchnorm.checks import check_model
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.channel_norms import PerChannel
 from batchnorm.layers.foreign import keeps_statistics
@@ -71,6 +72,7 @@ def param_groups(
     always there, though one may be empty, so that schedules and checkpoints can count on their order.
     """
     where = "param_groups"
+    check_model(model, where)
     if weight_decay < 0:
         raise BatchNormError(f"weight_decay is {weight_decay}", where=where, do="use 0 or a positive number")
     excluded = _Excluded(no_decay)

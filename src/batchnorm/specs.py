@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from batchnorm import interrupts
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.files import check_regular
 
 LONGEST = 400  # characters of somebody else's error; exporters write pages
@@ -36,7 +36,8 @@ def made_by(spec: str, ready: type | tuple[type, ...] = ()) -> Any:
             names = [n for n, v in vars(factory).items() if callable(v) and not n.startswith("_")]
             own = [n for n in names if getattr(vars(factory)[n], "__module__", "") == factory.__name__]
             hint = ", ".join((own or names)[:8]) if isinstance(factory, ModuleType) else ""
-            raise BatchNormError(f"{place} has no {name!r}", do=f"it has {hint}" if hint else "")
+            near = did_you_mean(part, own or names, f"it has {hint}") if hint else ""
+            raise BatchNormError(f"{place} has no {name!r}", do=near)
         factory = getattr(factory, part)
     if isinstance(factory, ready):
         return factory

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import functools
+import inspect
 import os
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
-from batchnorm import interrupts
+from batchnorm import interrupts, progress
 from batchnorm.errors import BatchNormError, printable
+from batchnorm.options import Quiet, Verbose
 
 FAILED = 2  # as for wrong options
 
@@ -27,6 +31,42 @@ def say(text: str, *, error: bool = False) -> None:
     stream.flush()
 
 
+def note(text: str, *, error: bool = False) -> None:
+    """Print a line beside the results, unless ``--quiet`` was given.
+
+    >>> note("written to a.pt")
+    written to a.pt
+    """
+    if progress.level() != progress.QUIET:
+        say(text, error=error)
+
+
+def with_levels(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options --quiet and --verbose.
+
+    >>> def greet(name: str) -> None:
+    ...     note(f"hello, {name}")
+    >>> with_levels(greet)(name="you", quiet=True)
+    >>> progress.set_level(progress.NORMAL)
+    """
+
+    @functools.wraps(command)
+    def run(*arguments: Any, quiet: bool = False, verbose: bool = False, **more: Any) -> Any:
+        if quiet and verbose:
+            raise BatchNormError("--quiet and --verbose are given together", do="give one of them")
+        if quiet or verbose:
+            progress.set_level(progress.QUIET if quiet else progress.VERBOSE)
+        return command(*arguments, **more)
+
+    hints = get_type_hints(command, include_extras=True)
+    own = [each.replace(annotation=hints[name]) for name, each in inspect.signature(command).parameters.items()]
+    for name, kind in (("quiet", Quiet), ("verbose", Verbose)):
+        own.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind))
+    run.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in own}
+    return run
+
+
 def ended(command: Callable[[], Any]) -> int:
     """Run a command to its end and return its exit code; every failure is one sentence on stderr.
 
@@ -36,6 +76,7 @@ def ended(command: Callable[[], Any]) -> int:
     with warnings.catch_warnings():
         try:
             _lenient_streams()
+            progress.set_level(progress.NORMAL)
             warnings.showwarning = _show_warning
             return _outcome(command)
         except KeyboardInterrupt:
@@ -67,6 +108,9 @@ def _code_of(error: SystemExit) -> int:
 
 def _failed(error: Exception) -> int:
     """Print the sentence of an error that a user can act on; raise any other, which is a bug of ours."""
+    if progress.level() == progress.VERBOSE:
+        for line in "".join(traceback.format_exception(error)).splitlines():
+            say(line, error=True)
     if isinstance(error, BatchNormError):
         return _last_words(str(error))
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # a wrong option, by typer or click

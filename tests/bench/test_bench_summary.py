@@ -1,7 +1,7 @@
 import pytest
 
-from batchnorm.bench.cases import Case
-from batchnorm.bench.summary import Row, geometric_mean, group_cells, summarize
+from batchnorm.bench.cases import Case, floor_copies
+from batchnorm.bench.summary import MOVED, Row, geometric_mean, group_cells, moved_floor, summarize
 from batchnorm.records import Measurement
 
 
@@ -96,7 +96,7 @@ def test_the_floor_is_quoted_for_large_tensors_by_layout():
         *cell("16x64x112x112", floor=1.0, batchnorm=1.7),
         *cell("128x64x8x8", floor=1.0, batchnorm=9.0),
         *cell("32x64x56x56", "channels_last", floor=1.0, batchnorm=2.4),
-        *cell("32x64x56x56", pass_name="eval", floor=1.0, batchnorm=9.0),
+        *cell("32x64x56x56", pass_name="eval", floor=0.4, batchnorm=9.0),
     ]
     contiguous = row_named(measurements, "bn+relu train of floor, contiguous")
     assert (contiguous.value, contiguous.cells, contiguous.reached) == (2.1, 3, False)
@@ -136,3 +136,48 @@ def test_rows_say_whether_they_reached_their_target():
     assert Row("a", 2.0, 1, target=2.0, at_most=True).reached is True
     assert Row("a", 2.1, 1, target=2.0, at_most=True).to_json()["reached"] is False
     assert Row("a", float("nan"), 1, target=2.0).reached is False
+
+
+def run_with_floors(**seconds):
+    """Two shapes in a table for each operation; ``seconds`` is how long a copy takes there."""
+    return [
+        measurement
+        for name, copy in seconds.items()
+        for shape, size in (("32x64x56x56", 1.0), ("16x64x56x56", 0.5))
+        for operation in [name.replace("_", "+")]
+        for measurement in cell(
+            shape, operation=operation, torch=9.0, batchnorm=0.9,
+            floor=size * copy * floor_copies(Case((), "contiguous", operation, "train")),
+        )
+    ]  # fmt: skip
+
+
+def test_no_target_is_judged_if_the_floor_moved_between_tables():
+    measurements = run_with_floors(bn=0.999, bn_relu=1.0, bn_add_relu=1.1 * MOVED)
+    said = moved_floor(measurements)
+    assert "differ by 1.38x between bn train and bn+add+relu train (at most 1.25x" in said
+    assert "no target is judged" in said
+    rows = summarize(measurements)
+    assert any(row.target is not None for row in rows)
+    assert {row.reached for row in rows} == {None}
+    assert all(row.to_json()["judged"] is False for row in rows)
+
+
+def test_opposite_moves_do_not_cancel():
+    measurements = [
+        *cell("32x64x56x56", operation="bn", floor=1.0), *cell("16x64x56x56", operation="bn", floor=2.0),
+        *cell("32x64x56x56", floor=2.0), *cell("16x64x56x56", floor=1.0),
+    ]  # fmt: skip
+    assert "differ by 2.00x" in moved_floor(measurements)
+
+
+def test_a_floor_that_stays_is_no_reason():
+    measurements = run_with_floors(bn=1.0, bn_relu=1.02, bn_add_relu=0.95 * MOVED)
+    assert moved_floor(measurements) == ""
+    assert {row.reached for row in summarize(measurements) if row.target is not None} == {True}
+
+
+def test_other_shapes_and_small_tensors_do_not_count():
+    small = [*cell("32x64", operation="bn", floor=1.0), *cell("32x64", floor=9.0)]
+    others = [*cell("32x64x56x56", operation="bn", floor=1.0), *cell("64x64x56x56", floor=9.0)]
+    assert moved_floor(small) == moved_floor(others) == ""

@@ -246,7 +246,7 @@ def test_only_unsafe_fixes_change_the_function(run, folder):
     code, out, _ = run(*arguments)
     assert code == 1  # what is left counts
     assert "its repair is not safe" in out
-    code, out, _ = run(*arguments, "--unsafe-fixes")
+    code, out, _ = run(*arguments, "--unsafe-fixes", "--force")
     assert code == 0, out
     assert torch.load("f.pt", weights_only=True)["1.running_mean"].abs().max() > 0.1
 
@@ -261,7 +261,7 @@ def test_fix_leaves_what_is_ignored_in_its_module(run, folder):
 
 
 def test_fix_in_other_formats(run):
-    arguments = ("check", "net.py:make", *INPUT, "--select", "BN101", "--fix", "--out", "f.pt", "--format")
+    arguments = ("check", "net.py:make", *INPUT, "--select", "BN101", "--fix", "--out", "f.pt", "--force", "--format")
     assert json.loads(run(*arguments, "json")[1])["fixed"]["changes"][0]["what"] == "bias"
     _, out, err = run(*arguments, "github")
     assert out == ""

@@ -1,11 +1,20 @@
 """The pages of the rules are what the docstrings give now."""
 
+import dataclasses
+import io
+import re
+import subprocess
+import sys
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
+from rich.console import Console
 
 from batchnorm.doctor import pages
+from batchnorm.doctor.catalogue import NAMES, described
 from batchnorm.doctor.codes import RULES
+from batchnorm.doctor.findings import Findings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -49,6 +58,49 @@ def test_a_page_says_what_the_rule_says(code):
     assert f"- severity: {rule.severity}" in page
     assert rule.title in page
     assert page.count("```") % 2 == 0
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_the_catalogue_reads_what_the_rule_is(code):
+    read, rule = described()[code], RULES[code]
+    functions = {"look", "fix", "watch"}
+    for field in (each.name for each in dataclasses.fields(rule)):
+        here, there = getattr(read, field), getattr(rule, field)
+        assert (here is None) == (there is None) if field in functions else here == there, field
+    assert NAMES[code] == rule.name
+
+
+@pytest.mark.parametrize("words", ["explain BN101", "explain BN999", "rules", "--help", "check --help"])
+def test_reading_needs_no_torch(words):
+    """Torch alone takes more than a second."""
+    code = (
+        "import sys\nfrom batchnorm.commands import app\nfrom batchnorm.terminal import ended\n"
+        "ended(lambda: app(sys.argv[1:], standalone_mode=False))\nprint('torch' in sys.modules, file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=True)
+    assert ran.stderr.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("term", ["xterm-256color", "linux", "dumb", None])
+def test_codes_link_to_their_pages_where_terminals_can(monkeypatch, term):
+    monkeypatch.delenv("TERM") if term is None else monkeypatch.setenv("TERM", term)
+    stream = io.StringIO()
+    finding = RULES["BN101"].found("conv", "its bias does nothing", "drop it")
+    Console(file=stream, force_terminal=True, width=100).print(Findings([finding]))
+    address = re.search(r"\x1b]8;[^;]*;([^\x1b]*)", stream.getvalue())
+    if term != "xterm-256color":
+        assert address is None
+        return
+    target = Path(unquote(urlsplit(address[1]).path))
+    assert target.stem.replace("_", "-") == "bias-before-norm"
+    assert target.is_file()
+
+
+def test_a_pipe_has_no_links(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = io.StringIO()
+    Console(file=stream, width=100).print(Findings([RULES["BN101"].found("conv", "x", "y")]))
+    assert "\x1b" not in stream.getvalue()
 
 
 def test_references_become_links():

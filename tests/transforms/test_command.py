@@ -228,7 +228,7 @@ def test_a_program_that_gives_something_else_leaves_the_old_file(folder, monkeyp
     (folder / "model.pt2").write_text("old")
     before = sorted(os.listdir())
     with pytest.raises(bn.NotEquivalent, match=r"model\.pt2 gives something else than the model"):
-        run("fold", "net.py:make", "--input", "2,2,6,6", "--out", "model.pt2")
+        run("fold", "net.py:make", "--input", "2,2,6,6", "--out", "model.pt2", "--force")
     assert (folder / "model.pt2").read_text() == "old"
     assert sorted(os.listdir()) == before
 
@@ -322,7 +322,7 @@ def test_a_bad_input_is_one_sentence_and_writes_nothing(folder, arguments, sente
     (folder / "o.pt").write_text("old")
     before = sorted(os.listdir())
     with pytest.raises(bn.BatchNormError) as error:
-        run(*arguments)
+        run(*arguments, "--force")
     assert str(error.value).startswith(sentence)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 600

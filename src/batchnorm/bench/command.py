@@ -10,8 +10,10 @@ import typer
 from batchnorm.bench import cases as grid
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_target
+from batchnorm.options import Force
+from batchnorm.progress import bars
 from batchnorm.records import RecordFile
-from batchnorm.terminal import say
+from batchnorm.terminal import note, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +79,7 @@ def bench(
     ] = False,
     cells: Annotated[bool, typer.Option("--cells/--no-cells", help="Print every cell before the summary.")] = True,
     json: Annotated[Path | None, typer.Option(metavar="OUT", help="Write all samples and the summary here.")] = None,
+    force: Force = False,
 ) -> None:
     """Measure the layers beside torch.nn, torch.compile and the floor, side by side in one process.
 
@@ -85,7 +88,8 @@ def bench(
     are medians of the ratios within a round. A contender whose outputs or
     gradients differ from torch's is not timed. The floor is the time to copy
     the tensor: once for a forward, one and a half times for a backward, and
-    half a time more each with a residual.
+    half a time more each with a residual. If it moved between the tables,
+    the machine did, and no target is judged.
 
     Passes: forward is the forward of a training step, with the graph
     recorded; train is that and torch.autograd.grad; eval is eval mode under
@@ -113,7 +117,7 @@ def bench(
         if number is not None and number < 1:
             raise BatchNormError(f"--{option} is {number}, but must be at least 1")
     if json is not None:
-        check_target("--json", json)
+        check_target("--json", json, force)
     if monitor + watch + lab > 1:
         raise BatchNormError("--monitor, --watch and --lab are measured apart", do="give one of them")
     if lab:
@@ -138,7 +142,7 @@ def bench(
     record, result = _measure(cases, rounds or (7 if quick else 15), threads, compiled, peers, keep_freed_memory, cells)
     if json is not None:
         record.write(json)
-        say(f"written to {json}")
+        note(f"written to {json}")
     if result.interrupted:
         raise typer.Exit(130)
     if any(note.startswith("batchnorm ") for note in result.notes):
@@ -160,7 +164,7 @@ def _measure_observer(watch: bool, rounds: int, threads: int | None, json: Path 
         summary = {"between": cost.between, "looking": cost.looking, "share": cost.share}
         record = RecordFile("bench", configuration, cost.measurements({"network": "resnet18"}), summary)
         record.write(json)
-        say(f"written to {json}")
+        note(f"written to {json}")
 
 
 def _measure_lab(rounds: int, threads: int | None, json: Path | None) -> None:
@@ -175,7 +179,7 @@ def _measure_lab(rounds: int, threads: int | None, json: Path | None) -> None:
         say(line)
     if json is not None:
         to_records(samples, threads, rounds, copies).write(json)
-        say(f"written to {json}")
+        note(f"written to {json}")
 
 
 def _names(text: str, option: str, known: tuple[str, ...], default: tuple[str, ...]) -> list[str]:
@@ -225,17 +229,10 @@ def _measure(
 def _run_with_progress(
     cases: list[grid.Case], names: list[str], rounds: int, compiled: str, before_each: Callable[[], None]
 ) -> RunResult:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from batchnorm.bench.run import run_cases
 
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     # The bar is drawn between the cells only: its thread must not take time from what is being timed.
-    with Progress(
-        *columns, console=console, transient=True, auto_refresh=False, disable=not console.is_terminal
-    ) as bar:
+    with bars(refresh=False) as bar:
         task = bar.add_task("", total=len(cases))
 
         def start(case: grid.Case) -> None:
@@ -262,9 +259,11 @@ def _report(
 ) -> RecordFile:
     """Print the tables of what was measured and return it as a record."""
     from batchnorm.bench.present import cell_tables, explanation, how_far, note_lines, summary_table
-    from batchnorm.bench.summary import summarize
+    from batchnorm.bench.summary import moved_floor, summarize
 
     rows = summarize(result.measurements)
+    moved = moved_floor(result.measurements)
+    notes = (*result.notes, *([moved] if moved else []))
     if print_cells:
         for table in cell_tables(result.measurements):
             console.print()
@@ -275,13 +274,13 @@ def _report(
         console.print(explanation(), soft_wrap=True)
     if said := how_far(distances):
         console.print(said, soft_wrap=True)
-    for line in note_lines(result.notes):
+    for line in note_lines(notes):
         console.print(line, soft_wrap=True)
     if result.interrupted:
         console.print(f"interrupted: {result.done} of {planned} cells were measured", soft_wrap=True)
     summary = {
         "rows": [row.to_json() for row in rows],
-        "notes": list(result.notes),
+        "notes": list(notes),
         "cells": {"done": result.done, "planned": planned},
         "core_distance_ns": distances,
     }

@@ -90,6 +90,8 @@ def summary_table(rows: Iterable[Row]) -> Table:
     table.add_column("detail")
     for row in rows:
         reached = {True: Text("yes", "green"), False: Text("no", "red"), None: Text("")}[row.reached]
+        if not row.judged and row.target is not None:
+            reached = Text("not judged", "yellow")
         table.add_row(row.what, str(row.cells), _value(row.value, row.unit), _target(row), reached, row.detail)
     return table
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from batchnorm.bench.cases import LARGE, OPERATIONS, PASSES
+from batchnorm.bench.cases import LARGE, OPERATIONS, PASSES, Case, floor_copies
 from batchnorm.bench.measure import ratio
 from batchnorm.records import Measurement
 
 OURS, TORCH, COMPILED, FLOOR = "batchnorm", "torch", "torch.compile", "floor"
 OURS_COMPILED = "batchnorm.compile"
+MOVED = 1.25  # times as long, from which copies in two tables were not made by the same machine
 NOTABLE = 64 * 1024  # bytes from which a cell slower than torch counts; below it a call costs more than its data
 
 SPEED_TARGETS = {
@@ -67,6 +69,38 @@ class Cell:
         return f"{self.setting['shape']} {self.setting['layout']}"
 
 
+def moved_floor(measurements: Iterable[Measurement]) -> str:
+    """Say between which tables the time of the same copy moved by more than `MOVED`; nothing if it did not.
+
+    >>> moved_floor([])
+    ''
+
+    The floor of a shape and layout is the same copy in every table (an operation and a pass). Two tables differ by the
+    geometric mean of what their copies differ by, cell by cell, in either direction: opposite moves do not cancel.
+    """
+    tables: dict[str, dict[tuple[Any, ...], float]] = {}
+    for cell in group_cells(measurements):
+        setting = cell.setting
+        if FLOOR not in cell.times or setting["bytes"] < NOTABLE:
+            continue
+        case = Case((), setting["layout"], setting["operation"], setting["pass"])
+        kept = ", memory kept" if setting["memory"] == "kept" else ""
+        own = tables.setdefault(f"{setting['operation']} {setting['pass']}{kept}", {})
+        own[setting["shape"], setting["layout"], setting["dtype"]] = cell.times[FLOOR].median / floor_copies(case)
+    moves = [
+        (geometric_mean(max(a[key], b[key]) / min(a[key], b[key]) for key in both), here, there)
+        for (here, a), (there, b) in itertools.combinations(tables.items(), 2)
+        if (both := [key for key in a if key in b])
+    ]
+    most, here, there = max(moves, default=(1.0, "", ""))
+    if most <= MOVED:
+        return ""
+    return (
+        f"the floor moved between tables: the same copies differ by {most:.2f}x between {here} and {there} (at most "
+        f"{MOVED:g}x is allowed), so no target is judged; run the benchmark again while nothing else runs"
+    )
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of the summary.
@@ -83,15 +117,16 @@ class Row:
     at_most: bool = False
     unit: str = "x"
     detail: str = ""
+    judged: bool = True
 
     @property
     def reached(self) -> bool | None:
-        """Whether the target is reached; None without a target.
+        """Whether the target is reached; None without a target, or where it is not judged.
 
         >>> Row("bn train vs torch", 1.0, 10, target=1.8).reached
         False
         """
-        if self.target is None:
+        if self.target is None or not self.judged:
             return None
         return self.value <= self.target if self.at_most else self.value >= self.target
 
@@ -135,13 +170,15 @@ def summarize(measurements: Iterable[Measurement]) -> list[Row]:
     []
 
     Speeds are how many times as long the other takes (more is better), multiples of the floor how many times
-    as long our layer takes as moving the data must (less is better). Both come from ``measure.ratio``.
+    as long our layer takes as moving the data must (less is better). Both come from ``measure.ratio``. No target is
+    judged if the floor moved (`moved_floor`).
     """
+    measurements = list(measurements)
     cells = group_cells(measurements)
     usual = [cell for cell in cells if cell.setting["memory"] == "default"] or cells
     kept = [cell for cell in cells if cell.setting["memory"] == "kept"] if usual is not cells else []
     rivals = {name: None for cell in cells for name in cell.times if name not in (OURS, TORCH, COMPILED, FLOOR)}
-    return [
+    rows = [
         *_speeds(usual, TORCH, PASSES, _speed_target, ""),
         *_slower_cells(usual),
         *_speeds(usual, COMPILED, PASSES, _compiled_target, ""),
@@ -151,6 +188,7 @@ def summarize(measurements: Iterable[Measurement]) -> list[Row]:
         *_speeds(kept, TORCH, ("train",), _no_target, ", from 6 MB, memory kept"),
         *_floors(kept, ", memory kept"),
     ]
+    return [replace(row, judged=False) for row in rows] if moved_floor(measurements) else rows
 
 
 Target = Callable[[Mapping[str, Any]], tuple[float | None, float | None]]

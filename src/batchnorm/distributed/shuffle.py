@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from batchnorm.distributed.groups import active, hold
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, give_tensor
 
 
 def shuffled(
@@ -36,6 +36,8 @@ def shuffled(
     order is drawn on the group's first rank (from ``generator``, or torch's default one), and told to the others.
     Costs one small message, and each example travels once to where it is encoded and once back.
     """
+    if not isinstance(x, Tensor):
+        raise BatchNormError(f"x is a {type(x).__name__}", where="shuffled", do=give_tensor(x))
     if x.dim() < 1:
         raise BatchNormError("there are no examples to shuffle in a single number", where="shuffled", do="give a batch")
     group = active(hold(process_group, "shuffled"), "shuffled")

@@ -69,7 +69,11 @@ def check(
             )
         check_tree(model, "check")
         check_ready(model, "check")
-        if isinstance(before, nn.Module):
+        if before is not None:
+            if not isinstance(before, nn.Module):
+                raise BatchNormError(
+                    f"before is a {type(before).__name__}", where="check", do="give the model as it was, an nn.Module"
+                )
             check_weights(before, "check")
         optimizers = check_optimizers(model, optimizer, "check")
         subject = Subject(
@@ -118,7 +122,7 @@ def _looked(subject: Subject, rules: Mapping[str, Rule]) -> Findings:
             failed[code] = f"{type(error).__name__}: {error}"
     if failed and subject.model is not None:
         _check_batches(subject)
-    return Findings(found, skipped, failed, subject)
+    return Findings(found, skipped, failed, subject, tuple(rules.values()))
 
 
 def _check_batches(subject: Subject) -> None:

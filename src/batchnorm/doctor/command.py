@@ -12,8 +12,9 @@ import typer
 from batchnorm.doctor import config
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_target
+from batchnorm.options import Force
 from batchnorm.specs import called
-from batchnorm.terminal import say
+from batchnorm.terminal import note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,6 +78,7 @@ def check(
     format: Annotated[
         str, typer.Option("--output-format", "--format", help="text (the default), json, sarif or github.")
     ] = "",
+    force: Force = False,
     everything: Annotated[bool, typer.Option("--all", help="Show every finding of a rule, not the first few.")] = False,
 ) -> None:
     """Look for the classic Batch Normalization bugs in a model or in a checkpoint.
@@ -104,8 +106,8 @@ def check(
     """
     settings = config.find_settings()
     if settings.note:
-        say(f"batchnorm: {settings.note}", error=True)
-    _check_options(fix, unsafe_fixes, out, batch_size, max_batches)
+        note(f"batchnorm: {settings.note}", error=True)
+    _check_options(fix, unsafe_fixes, out, force, batch_size, max_batches)
     fail_on = config.one_of(fail_on or settings.fail_on, config.FAIL_ON, "--fail-on")
     format = config.one_of(format or settings.format, config.FORMATS, "--output-format")
     sizes = ";".join(example or ())
@@ -145,7 +147,7 @@ def _words(given: list[str] | None, option: str) -> tuple[str, ...]:
     return words
 
 
-def _check_options(fix: bool, unsafe_fixes: bool, out: str, batch_size: int, max_batches: int) -> None:
+def _check_options(fix: bool, unsafe_fixes: bool, out: str, force: bool, batch_size: int, max_batches: int) -> None:
     """Refuse what does not go together, before anything is loaded."""
     if fix and not out:
         raise BatchNormError("--fix changes no file of yours", do="say where the repaired weights go: --out fixed.pt")
@@ -157,7 +159,7 @@ def _check_options(fix: bool, unsafe_fixes: bool, out: str, batch_size: int, max
 
         if not Path(out).is_dir():
             check_suffix(Path(out), SUFFIXES)
-        check_target("--out", out)
+        check_target("--out", out, force)
     for option, number in (("--batch-size", batch_size), ("--max-batches", max_batches)):
         if number < 1:
             raise BatchNormError(f"{option} is {number}", do="give a whole number from 1 up")
@@ -195,7 +197,7 @@ def _load(
         narrower = None if hasattr(batches, "source") else _narrower(model, first)  # the user's code says what it means
         if narrower is not None:  # NumPy's numbers are double unless one says otherwise
             name = str(narrower).removeprefix("torch.")
-            say(f"batchnorm: {data} holds float64, and is given to the model as {name}", error=True)
+            note(f"batchnorm: {data} holds float64, and is given to the model as {name}", error=True)
             batches = load_batches(data, batch_size=batch_size, dtype=narrower)
         arguments["data"] = batches
         if not isinstance(first.inputs, Tensor):  # several arguments, which the verbs must be told of
@@ -268,7 +270,7 @@ def _examine(
     if out:
         repaired, report = called("repairing the model", lambda: fix(subject, findings, unsafe=unsafe))
         written = save_state(repaired.state_dict(), out)
-        say(f"written to {written}{_keys(subject, repaired)}", error=True)
+        note(f"written to {written}{_keys(subject, repaired)}", error=True)
         every = called("checking the repaired model", lambda: check(repaired, **arguments))
         findings = every.without(settings.per_module_ignores)
     return findings, len(every) - len(findings), report

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.files import read_bytes
 from batchnorm.records import SEVERITIES
 
@@ -96,9 +95,8 @@ def _settings(table: Any, file: Path) -> Settings:
         raise BatchNormError("this is not a table", where=where, do="write [tool.batchnorm] and keys below it")
     for key in table:
         if key not in KEYS:
-            close = get_close_matches(key.replace("_", "-"), KEYS, 1)
-            meant = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(KEYS)}"
-            raise BatchNormError(f"there is no key {key!r}", where=where, do=meant)
+            hint = did_you_mean(key.replace("_", "-"), KEYS, f"the keys are {', '.join(KEYS)}")
+            raise BatchNormError(f"there is no key {key!r}", where=where, do=hint)
     per_module = table.get("per-module-ignores", {})
     if not isinstance(per_module, dict):
         raise BatchNormError(
@@ -126,8 +124,8 @@ def check_rules(words: list[str] | tuple[str, ...], where: str) -> None:
 
     >>> check_rules(["BN999"], "--select")
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: --select: there is no rule 'BN999'; `batchnorm rules` lists them; BN2 stands for \
-all that begin with BN2
+    batchnorm.errors.BatchNormError: --select: there is no rule 'BN999'; did you mean BN209 vanished-variance or \
+BN109 low-precision-statistics?
     """
     from batchnorm.doctor.codes import chosen
 

@@ -25,7 +25,8 @@ def explain(
     """
     from rich.console import Console
 
-    from batchnorm.doctor.pages import page_of, rule_named
+    from batchnorm.doctor.catalogue import rule_named
+    from batchnorm.doctor.pages import page_of
 
     show_page(page_of(rule_named(rule)), Console())
 
@@ -37,9 +38,9 @@ def show_page(page: str, console: Console) -> None:
     >>> show_page("# BN101", Console())
     # BN101
     """
-    from rich.markdown import Markdown
-
     if console.is_terminal:
+        from rich.markdown import Markdown
+
         console.print(Markdown(page))
     else:
         print(page.rstrip())
@@ -56,8 +57,9 @@ def rules(
     import json
 
     from rich.table import Table
+    from rich.text import Text
 
-    from batchnorm.doctor.codes import RULES
+    from batchnorm.doctor.catalogue import described, linked
     from batchnorm.doctor.pages import short_needs
     from batchnorm.present import plain_console
 
@@ -65,13 +67,14 @@ def rules(
     columns = ("code", "name", "severity", "needs", "fix")
     rows = [
         dict(zip(columns, (rule.code, rule.name, rule.severity, short_needs(rule), rule.safety), strict=True))
-        for rule in RULES.values()
+        for rule in described().values()
     ]
     if format == "json":
-        titled = [{**row, "title": RULES[row["code"]].title} for row in rows]
+        titled = [{**row, "title": described()[row["code"]].title} for row in rows]
         typer.echo(json.dumps(titled, indent=1))
         return
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*(row[column] for column in columns))
+        code, *rest = (row[column] for column in columns)
+        table.add_row(Text(code, style=linked(code)), *rest)
     plain_console().print(table)

@@ -9,11 +9,12 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, overload
 
 from batchnorm.errors import BatchNormError, printable
-from batchnorm.records import SEVERITIES, Finding, plain
+from batchnorm.records import HELD, SEVERITIES, Finding, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from batchnorm.doctor.rule import Rule
     from batchnorm.doctor.subject import Subject
 
 
@@ -38,10 +39,11 @@ class Findings(Sequence[Finding]):
         skipped: Mapping[str, str] | None = None,
         failed: Mapping[str, str] | None = None,
         subject: Subject | None = None,
+        rules: Sequence[Rule] = (),
     ) -> None:
         self._found = sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), finding.code))
         self.skipped, self.failed = dict(skipped or {}), dict(failed or {})
-        self.subject = subject
+        self.subject, self.rules = subject, tuple(rules)
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -91,7 +93,7 @@ class Findings(Sequence[Finding]):
         def kept(finding: Finding) -> bool:
             return not any(finding.code in of and fnmatchcase(finding.path, pattern) for pattern, of in codes.items())
 
-        return Findings(filter(kept, self._found), self.skipped, self.failed, self.subject)
+        return Findings(filter(kept, self._found), self.skipped, self.failed, self.subject, self.rules)
 
     def to_json(self) -> str:
         """Serialise the findings, and which rules could not look.
@@ -114,7 +116,7 @@ class Findings(Sequence[Finding]):
     def __str__(self) -> str:
         lines = [f"{finding.severity:<8} {printable(str(finding))}" for finding in self._found]
         lines += [f"{code} failed here: {printable(why)}" for code, why in self.failed.items()]
-        return "\n".join([*lines, self.counted()])
+        return "\n".join([*lines, self.counted(), *filter(None, [self.coverage()])])
 
     def counted(self) -> str:
         """Say how many findings of which severity there are.
@@ -125,6 +127,17 @@ class Findings(Sequence[Finding]):
         counts = [(s, sum(f.severity == s for f in self._found)) for s in SEVERITIES]
         words = [f"{n} {s}{'s' if n > 1 and s != 'advice' else ''}" for s, n in counts if n]
         return ", ".join(words) or "nothing found"
+
+    def coverage(self, options: bool = False) -> str:
+        """Say how many of the rules could look, and what to add for more; nothing if all could.
+
+        >>> Findings([]).coverage()
+        ''
+        """
+        from batchnorm.doctor.coverage import coverage
+
+        idle = {code for code, why in self.skipped.items() if not why.startswith(HELD)} | set(self.failed)
+        return coverage(self.rules, idle, self.subject, options)
 
     @overload
     def __getitem__(self, index: int) -> Finding: ...

@@ -16,6 +16,7 @@ from batchnorm.doctor.subject import Forward
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.preserve import in_mode
 from batchnorm.records import Certificate, Change, Finding, Report
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.follow import Optimizers, carry_over, check_optimizers, copied_with, restorable
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.verify import verify
@@ -81,7 +82,7 @@ def fix(
         restore()
         raise
     left_behind(model, patient.model, "fix")
-    return patient.model, report
+    return Changed((patient.model, report))
 
 
 def _repair(model: nn.Module, patient: Patient, wanted: list[Finding], unsafe: bool, tolerance: float | None) -> Report:

@@ -15,6 +15,7 @@ from batchnorm import __version__
 from batchnorm.doctor.present import draw, place_of, shorten
 from batchnorm.errors import printable
 from batchnorm.present import report_table
+from batchnorm.progress import QUIET, level
 from batchnorm.records import Finding, Report, plain
 
 if TYPE_CHECKING:
@@ -58,7 +59,13 @@ def as_text(outcome: Outcome, *, width: int | None = None, colour: bool = False)
         emoji=False, legacy_windows=False, _environ={},
     )  # fmt: skip
     parts: list[Any] = [
-        draw(outcome.findings, everything=outcome.everything, options=True, ignored=outcome.ignored),
+        draw(
+            outcome.findings,
+            everything=outcome.everything,
+            options=True,
+            ignored=outcome.ignored,
+            brief=level() == QUIET,
+        ),
     ]
     if outcome.report is not None:
         parts = [report_table(outcome.report), "", *parts]

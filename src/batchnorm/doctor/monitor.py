@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
+from batchnorm.checks import check_model
 from batchnorm.doctor.codes import chosen
 from batchnorm.doctor.run import Run
 from batchnorm.errors import BatchNormError
@@ -81,6 +82,8 @@ def _together(model: Models) -> nn.Module:
     """One module that has all of the given ones, by their names."""
     if isinstance(model, nn.Module):
         return model
+    if not isinstance(model, Iterable):
+        check_model(model, _HERE)
     given = dict(model) if isinstance(model, Mapping) else {str(i): m for i, m in enumerate(model)}
     for name, one in given.items():
         if not isinstance(one, nn.Module):

@@ -9,12 +9,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
-from batchnorm.doctor.codes import RULES
+from batchnorm.doctor.catalogue import described
 from batchnorm.doctor.rule import NEEDS, Rule
-from batchnorm.errors import BatchNormError
 from batchnorm.files import write_atomically
 
 GROUPS = {
@@ -32,35 +30,10 @@ FIXES = {
 MAKE = "python -m batchnorm.doctor.pages"
 
 
-def rule_named(word: str) -> Rule:
-    """Return the rule of a code or a name; say which may have been meant if there is none.
-
-    >>> rule_named("bn101").name, rule_named("Bias-before-norm").code
-    ('bias-before-norm', 'BN101')
-    >>> rule_named("bias-befor-norm")
-    Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: there is no rule 'bias-befor-norm'; did you mean BN101 bias-before-norm?
-    """
-    plain = word.strip().lower().replace("_", "-").replace(" ", "-")
-    for rule in RULES.values():
-        if plain in (rule.code.lower(), rule.name):
-            return rule
-    begin = [rule for rule in RULES.values() if plain and rule.code.lower().startswith(plain)]
-    known = {text: rule for rule in RULES.values() for text in (rule.code.lower(), rule.name)}
-    near = get_close_matches(plain, known, 1, 0.85) or get_close_matches(plain, known, 3, 0.6)
-    close = begin or list({known[text].code: known[text] for text in near}.values())
-    within = close or [rule for rule in RULES.values() if len(plain) > 2 and plain in rule.name]
-    meant = " or ".join(f"{rule.code} {rule.name}" for rule in within[:3])
-    shown = word if len(word) <= 60 else f"{word[:57]}..."
-    raise BatchNormError(
-        f"there is no rule {shown!r}", do=f"did you mean {meant}?" if meant else "`batchnorm rules` lists them"
-    )
-
-
 def needs_of(rule: Rule) -> str:
     """Say in words what a rule looks at.
 
-    >>> needs_of(RULES["BN101"])
+    >>> needs_of(described()["BN101"])
     'a model (a checkpoint has only tensors), an example input (example=)'
     """
     words = [NEEDS[need] for need in rule.needs] if rule.look is not None else []
@@ -72,7 +45,7 @@ def needs_of(rule: Rule) -> str:
 def page_of(rule: Rule) -> str:
     """Write the page of a rule, in Markdown.
 
-    >>> print(page_of(RULES["BN101"])[:24])
+    >>> print(page_of(described()["BN101"])[:24])
     # BN101 bias-before-norm
     """
     facts = [f"- severity: {rule.severity}", f"- needs: {needs_of(rule)}", f"- fix: {FIXES[rule.safety]}"]
@@ -103,7 +76,7 @@ def index() -> str:
         "what is meant; an unsafe one wants to be asked for.",
     ]
     for prefix, title in GROUPS.items():
-        own = [rule for code, rule in RULES.items() if code.startswith(prefix)]
+        own = [rule for code, rule in described().items() if code.startswith(prefix)]
         if own:
             lines += ["", f"## {title}", "", "| code | name | what it finds | severity | looks at | fix |"]
             lines.append("|---|---|---|---|---|---|")
@@ -118,7 +91,7 @@ def index() -> str:
 def short_needs(rule: Rule) -> str:
     """Say in single words what a rule looks at.
 
-    >>> short_needs(RULES["BN101"])
+    >>> short_needs(described()["BN101"])
     'model, example'
     """
     words = list(rule.needs) if rule.look is not None else []
@@ -135,7 +108,7 @@ def pages() -> dict[str, str]:
     >>> sorted(pages())[0]
     'rules.md'
     """
-    return {"rules.md": index(), **{f"rules/{rule.name}.md": page_of(rule) for rule in RULES.values()}}
+    return {"rules.md": index(), **{f"rules/{rule.name}.md": page_of(rule) for rule in described().values()}}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -49,7 +49,9 @@ def place_of(finding: Finding) -> str:
     return shorten(printable(finding.path)) or "the model"
 
 
-def draw(findings: Findings, *, everything: bool = False, options: bool = False, ignored: int = 0) -> RenderableType:
+def draw(
+    findings: Findings, *, everything: bool = False, options: bool = False, ignored: int = 0, brief: bool = False
+) -> RenderableType:
     """Draw findings for rich: by severity and rule, each with its sentence, the repair once, and a summary.
 
     >>> from rich import print
@@ -61,15 +63,19 @@ def draw(findings: Findings, *, everything: bool = False, options: bool = False,
     1 advice
 
     Of each rule the first few findings are shown, or ``everything``. With ``options``, what rules lack is said in the
-    words of the command line.
+    words of the command line; ``brief`` leaves it out.
     """
     from rich.console import Group
     from rich.text import Text
 
+    from batchnorm.doctor.catalogue import linked
+
     parts: list[RenderableType] = []
     for (severity, code, name), group in groupby(findings, lambda f: (f.severity, f.code, f.name)):
         own = list(group)
-        parts.append(Text.assemble((severity, STYLES[severity]), "  ", (code, "bold"), f" {name}", _layers(own)))
+        parts.append(
+            Text.assemble((severity, STYLES[severity]), "  ", (code, f"bold {linked(code)}"), f" {name}", _layers(own))
+        )
         shown = own if everything else own[:SHOWN]
         repairs = list(dict.fromkeys(finding.repair for finding in own))
         for finding in shown:
@@ -83,10 +89,12 @@ def draw(findings: Findings, *, everything: bool = False, options: bool = False,
             parts.append(_indented(("repair: ", "green"), f"{printable(repairs[0])}{_machine(own, options)}"))
         parts.append(Text(""))
     parts += [
-        _indented((line.strip(), "dim"), by=len(line) - len(line.lstrip())) for line in _remarks(findings, options)
+        _indented((line.strip(), "dim"), by=len(line) - len(line.lstrip()))
+        for line in ([] if brief else _remarks(findings, options))
     ]
     left_out = f"; {ignored} ignored in {'its module' if ignored == 1 else 'their modules'}" if ignored else ""
     parts.append(Text.assemble((findings.counted(), "bold"), _among(findings), left_out))
+    parts += [Text(line) for line in filter(None, [findings.coverage(options)])]
     return Group(*parts)
 
 
@@ -170,7 +178,9 @@ def html_table(findings: Findings) -> str:
     head = "".join(f"<th style='text-align:left'>{title}</th>" for title in ("", "rule", "where", "what", "repair"))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" if rows else ""
     remarks = "".join(f"<div style='opacity:.7'>{_escaped(line)}</div>" for line in _remarks(findings, False))
-    return f"<div>{table}{remarks}<div><b>{_escaped(findings.counted())}</b>{_escaped(_among(findings))}</div></div>"
+    summary = f"<div><b>{_escaped(findings.counted())}</b>{_escaped(_among(findings))}</div>"
+    covered = f"<div>{_escaped(findings.coverage())}</div>" if findings.rules else ""
+    return f"<div>{table}{remarks}{summary}{covered}</div>"
 
 
 def _row(finding: Finding) -> str:

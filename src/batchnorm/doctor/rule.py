@@ -26,6 +26,8 @@ NEEDS = {
     "ranks": "several processes (a process group)",
     "run": "a training run (bn.monitor)",
 }
+# The arguments of `check`, the easiest first: each gives the need of its name.
+ARGUMENTS = tuple(need for need, words in NEEDS.items() if need == "model" or words.endswith(f"({need}=)"))
 SAFETIES = ("safe", "unsafe", "none")
 
 Look = Callable[["Subject"], Iterable[Finding]]

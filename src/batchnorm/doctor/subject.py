@@ -129,6 +129,14 @@ class Subject:
         """
         from batchnorm.doctor.rule import NEEDS
 
+        return " and ".join(NEEDS[need] for need in self.missing(needs))
+
+    def missing(self, needs: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of some needs that are missing.
+
+        >>> Subject(nn.ReLU()).missing(("model", "data"))
+        ('data',)
+        """
         has = {
             "tensors": self.model is not None or self.state is not None,
             "model": self.model is not None,
@@ -141,7 +149,7 @@ class Subject:
             "ranks": self.process_group is not None,
             "run": False,
         }
-        return " and ".join(NEEDS[need] for need in needs if not has[need])
+        return tuple(need for need in needs if not has[need])
 
     @property
     def net(self) -> nn.Module:

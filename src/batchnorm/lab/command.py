@@ -16,7 +16,7 @@ from batchnorm.lab.front import BatchSize, Force, Json, Open, Out, Rates, Thread
 from batchnorm.lab.options import INITS, Options, parse_rates
 from batchnorm.lab.runs.command import give_data
 from batchnorm.report.command import announce
-from batchnorm.terminal import say
+from batchnorm.terminal import note, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -129,7 +129,7 @@ def race(
     options = Options(**chosen) if inception else None
     settings = None if inception else settings_for(size, **({"steps": OWN_STEPS} | chosen if model else chosen))
     if json is not None:
-        check_target("--json", json)
+        check_target("--json", json, force)
     if report:
         check_folder("--out", out)
 
@@ -148,9 +148,9 @@ def race(
         assert settings is not None
         give_data(data)
         records = race_residual(settings, threads, console, place, force)
-    if json is not None:
-        say(f"Every curve is in {records.write(json)}.")
     interrupted = bool(records.summary["interrupted"])
+    if json is not None and not (report and interrupted):  # what goes on later writes it then
+        note(f"Every curve is in {records.write(json)}.")
     if report and records.measurements:
         interrupted = write_race(records, out, console, open)
     if interrupted:

@@ -12,8 +12,9 @@ from batchnorm.files import check_folder, check_target
 from batchnorm.lab.command import PAGE, SIGNAL
 from batchnorm.lab.front import Force, Open, Out, recorded, run_of
 from batchnorm.lab.options import INITS
+from batchnorm.progress import bars
 from batchnorm.report.command import announce
-from batchnorm.terminal import say
+from batchnorm.terminal import note
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +60,7 @@ def watch_demo(
     """
     check_folder("--out", out)
     if gif is not None:
-        check_picture(gif)
+        check_picture(gif, force)
     from rich.console import Console
 
     from batchnorm.lab.signal import Recipe, write
@@ -74,11 +75,11 @@ def watch_demo(
         console.print(line, soft_wrap=True)
     write(records, out / SIGNAL)
     if gif is not None:
-        say(f"The picture is {write_film(records, gif)}")
+        note(f"The picture is {write_film(records, gif)}")
     announce(write_page([Run("signal", records)], out / PAGE), open)
 
 
-def check_picture(path: Path) -> None:
+def check_picture(path: Path, force: bool = False) -> None:
     """Refuse a picture that is not an SVG, or cannot be written, before the run.
 
     >>> check_picture(Path("film.gif"))
@@ -89,7 +90,7 @@ def check_picture(path: Path) -> None:
         raise BatchNormError(
             f"--gif is {path}, but the picture is an animated SVG", do=f"name it {path.with_suffix('.svg')}"
         )
-    check_target("--gif", path)
+    check_target("--gif", path, force)
 
 
 def signal_of(recipe: Recipe, console: Console, file: Path | None = None, *, force: bool = False) -> RecordFile:
@@ -97,20 +98,17 @@ def signal_of(recipe: Recipe, console: Console, file: Path | None = None, *, for
 
     >>> signal_of(Recipe(), Console())  # doctest: +SKIP
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from batchnorm.lab import as_runs
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("The signal", total=2 * (recipe.steps + 1))
+    with bars(console=console) as shown:
+        task = shown.add_task("The signal", total=2 * (recipe.steps + 1))
         return recorded(
             run_of("watch-demo", recipe),
             as_runs.watch_demo,
             threads=1,
             file=file,
             force=force,
-            watch=lambda done: bars.update(task, completed=done),
+            watch=lambda done: shown.update(task, completed=done),
         )
 
 

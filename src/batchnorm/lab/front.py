@@ -14,7 +14,7 @@ import typer
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
 from batchnorm.report.command import announce
-from batchnorm.terminal import say
+from batchnorm.terminal import note
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,24 +48,26 @@ Threads = Annotated[
 Out = Annotated[Path, typer.Option(help="The folder for the records and the page, report.html.", metavar="DIR")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write the records and the page.")]
 Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what is in the folder of --out.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Run again, and replace what is in the folder of --out, and other files.")
+]
 
 
-def check_outputs(threads: int, json: Path | None, svg: Path | None, out: Path | None) -> None:
+def check_outputs(threads: int, json: Path | None, svg: Path | None, out: Path | None, force: bool) -> None:
     """Refuse a number of threads, or files that could not be written, before anything slow begins.
 
-    >>> check_outputs(0, None, Path("figure.png"), None)
+    >>> check_outputs(0, None, Path("figure.png"), None, force=False)
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: --svg is figure.png, but the picture is an SVG; name it figure.svg
     """
     if threads < 0:
         raise BatchNormError(f"--threads is {threads}", do="give a whole number, or 0 for torch's choice")
     if json is not None:
-        check_target("--json", json)
+        check_target("--json", json, force)
     if svg is not None:
         if svg.suffix != ".svg":
             raise BatchNormError(f"--svg is {svg}, but the picture is an SVG", do=f"name it {svg.with_suffix('.svg')}")
-        check_target("--svg", svg)
+        check_target("--svg", svg, force)
     if out is not None:
         check_folder("--out", out)
 
@@ -100,17 +102,17 @@ def recorded(
             check_same(file.parent, kept.configuration.get("asked", {}), asked_of(asked))
             list(figures_of(kept))  # refuses what was never measured
         if not kept.summary.get("interrupted"):
-            say(f"{file.parent} holds this run: nothing was run again (--force does).")
+            note(f"{file.parent} holds this run: nothing was run again (--force does).")
             return kept
     with TemporaryDirectory() as nowhere:
         folder = Store("" if keep else nowhere).add(asked)
         if force:
             folder.forget()
         if folder.finished:
-            say(f"{folder.path} holds this run: nothing was run again (--force does).")
+            note(f"{folder.path} holds this run: nothing was run again (--force does).")
             return records_of(folder)
         if (folder.path / CHECKPOINT).exists():
-            say(f"Going on with {folder.path}.", error=True)
+            note(f"Going on with {folder.path}.", error=True)
         results: list[Mapping[str, Any]] = []
 
         def observed(options: Mapping[str, Any], recorder: Recorder) -> Mapping[str, Any]:
@@ -120,7 +122,7 @@ def recorded(
             return results[0]
 
         if not execute(folder, threads=threads, by=observed) and keep:
-            say("Interrupted: the same command, or batchnorm lab resume, goes on.", error=True)
+            note("Interrupted: the same command, or batchnorm lab resume, goes on.", error=True)
         return checked(plain(results[0]["records"]))
 
 
@@ -188,13 +190,14 @@ def leave(
     from batchnorm.report.panels import write_picture
     from batchnorm.report.sections import Panels
 
-    if json is not None:
-        say(f"Every curve is in {records.write(json)}.")
+    ended = out is None or not records.summary.get("interrupted")  # what goes on later writes these then
+    if json is not None and ended:
+        note(f"Every curve is in {records.write(json)}.")
     if not records.measurements:
         return
     section = draw(records)
-    if svg is not None and isinstance(section, Panels):
-        say(f"The picture is {write_picture(section, svg)}")
+    if ended and svg is not None and isinstance(section, Panels):
+        note(f"The picture is {write_picture(section, svg)}")
     if out is not None:
         records.write(out / f"{records.command}.json")
         announce(write_page([Drawn(records.command, records)], out / PAGE), open)

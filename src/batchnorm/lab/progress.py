@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from batchnorm.lab.heat import Job, Watch
 from batchnorm.lab.train import Progress
+from batchnorm.progress import QUIET, level, shows_bars
 
 
 @contextmanager
@@ -21,13 +22,17 @@ def watching(console: Console, steps: int, total: int) -> Iterator[Watch]:
     >>> with watching(Console(), steps=1500, total=planned(Settings())) as watch:  # doctest: +SKIP
     ...     run(Settings(), watch=watch)
     """
-    if not console.is_terminal:
+    if level() == QUIET:
+        yield lambda job, progress: None
+        return
+    if not shows_bars(console):
         yield plain_lines(console, steps)
         return
     columns = (
         BarColumn(bar_width=30),
         TaskProgressColumn(),
         TimeElapsedColumn(),
+        TimeRemainingColumn(),
         TextColumn("{task.description}"),
         TextColumn("best {task.fields[best]:.1%}"),
     )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
-from batchnorm.checks import report_nonfinite
+from batchnorm.checks import check_model, report_nonfinite
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.functional import moments
 from batchnorm.layers.batch import _Fast
@@ -108,6 +108,7 @@ class accumulate:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        check_model(model, "accumulate")
         self.model = model
         self._seen: dict[_BatchNorm, Seen] = {}
         self._switches: list[tuple[_BatchNorm, str, Any]] = []

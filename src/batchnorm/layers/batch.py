@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -9,17 +10,15 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.checks import NONFINITE, report_nonfinite
-from batchnorm.errors import BatchNormError
+from batchnorm.checks import report_nonfinite
+from batchnorm.errors import BatchNormError, give_tensor
 from batchnorm.functional import normalize
 from batchnorm.kernels import call
-from batchnorm.kernels.native import ACTIVATIONS
 from batchnorm.layers import torch_fusion
+from batchnorm.layers.checked import Checked
 from batchnorm.masks import as_mask
 from batchnorm.moments import Moments
 
-STATISTICS = ("auto", "batch", "running")
-ONE_VALUE = ("raise", "running")
 _tracing_bytecode = (
     torch.compiler.is_dynamo_compiling
 )  # cheaper than is_compiling; the other tracers call.c sees itself
@@ -36,7 +35,7 @@ class Tensors(NamedTuple):
     batches: Tensor | None = None  # may be counted up on the way
 
 
-class _Fast(_BatchNorm):
+class _Fast(Checked, _BatchNorm):
     """What the three layers share; the classes below only say how many dimensions an input has.
 
     The additions are class attributes with torch's behaviour as their default, so that a layer unpickled from an
@@ -78,19 +77,16 @@ class _Fast(_BatchNorm):
         one_value: str = "raise",
         **of_torch: Any,
     ) -> None:
+        try:
+            operator.index(num_features)
+        except TypeError:
+            raise BatchNormError(
+                f"num_features is a {type(num_features).__name__}",
+                where=type(self).__name__,
+                do="give the number of channels, a whole number",
+            ) from None
         # `bias=False` came with torch 2.13 and reaches it in of_torch.
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **of_torch)
-        where = type(self).__name__
-        for name, value, choices in (
-            ("activation", activation or "none", tuple(ACTIVATIONS)),
-            ("statistics", statistics, STATISTICS),
-            ("nonfinite", nonfinite, NONFINITE),
-            ("update", update, (None, True, False)),
-            ("one_value", one_value, ONE_VALUE),
-        ):
-            if value not in choices:
-                options = ", ".join(map(repr, choices))
-                raise BatchNormError(f"{name} is {value!r}", where=where, do=f"use one of {options}")
         self.activation, self.negative_slope = activation, negative_slope
         self.statistics, self.update, self.nonfinite = statistics, update, nonfinite
         self.one_value = one_value
@@ -255,11 +251,6 @@ class _Fast(_BatchNorm):
         return int(as_mask(mask, x, type(self).__name__).sum()) < 2
 
     def _takes_batch(self) -> bool:
-        if self.statistics not in STATISTICS:  # the attribute was set to something else
-            options = ", ".join(map(repr, STATISTICS))
-            raise BatchNormError(
-                f"statistics is {self.statistics!r}", where=type(self).__name__, do=f"use one of {options}"
-            )
         return self.statistics == "batch"
 
     @torch.no_grad()
@@ -286,7 +277,7 @@ class _Fast(_BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         if not hasattr(input, "dim"):  # a tensor, or what stands for one while the layer is traced
             raise BatchNormError(
-                f"the input is a {type(input).__name__}", where=type(self).__name__, do="give a torch.Tensor"
+                f"the input is a {type(input).__name__}", where=type(self).__name__, do=give_tensor(input)
             )
         if self.dimensions and input.dim() not in self.dimensions:
             wanted = " or ".join(f"{d}D" for d in self.dimensions)

@@ -12,12 +12,12 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from batchnorm.checks import check_dtypes, check_tensors
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels.fallback import activate
-from batchnorm.kernels.native import ACTIVATIONS
 from batchnorm.kernels.storage import check_memory
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.checked import Checked
 
 
-class Finish(nn.Module):
+class Finish(Checked):
     """What follows a norm: ``forward(x, residual=r)`` adds ``r``, then the ``activation`` applies.
 
     It stands before the norm among the bases of a class, so that a norm with an activation has the same
@@ -33,9 +33,6 @@ class Finish(nn.Module):
         self, *of_norm: Any, activation: str | None = None, negative_slope: float = 0.01, **by_name: Any
     ) -> None:
         super().__init__(*of_norm, **by_name)
-        if (activation or "none") not in ACTIVATIONS:
-            options = ", ".join(map(repr, ACTIVATIONS))
-            raise BatchNormError(f"activation is {activation!r}", where=type(self).__name__, do=f"use one of {options}")
         self.activation, self.negative_slope = activation, negative_slope
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -310,19 +307,31 @@ class InstanceNorm(Finish, _InstanceNorm):
 
 
 class InstanceNorm1d(InstanceNorm, nn.InstanceNorm1d):
-    """Add a residual and an activation to ``torch.nn.InstanceNorm1d``."""
+    """Add a residual and an activation to ``torch.nn.InstanceNorm1d``.
+
+    >>> bool((InstanceNorm1d(3, activation="relu")(torch.randn(4, 3, 8)) >= 0).all())
+    True
+    """
 
     dimensions = (3,)
 
 
 class InstanceNorm2d(InstanceNorm, nn.InstanceNorm2d):
-    """Add a residual and an activation to ``torch.nn.InstanceNorm2d``."""
+    """Add a residual and an activation to ``torch.nn.InstanceNorm2d``.
+
+    >>> bool((InstanceNorm2d(3, activation="relu")(torch.randn(4, 3, 8, 8)) >= 0).all())
+    True
+    """
 
     dimensions = (4,)
 
 
 class InstanceNorm3d(InstanceNorm, nn.InstanceNorm3d):
-    """Add a residual and an activation to ``torch.nn.InstanceNorm3d``."""
+    """Add a residual and an activation to ``torch.nn.InstanceNorm3d``.
+
+    >>> bool((InstanceNorm3d(3, activation="relu")(torch.randn(2, 3, 4, 4, 4)) >= 0).all())
+    True
+    """
 
     dimensions = (5,)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchnorm.checks import check_model, check_names
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.switches import Switches
@@ -66,7 +67,7 @@ class DomainBatchNorm(Switches):
             raise BatchNormError(
                 f"affine is {affine!r}", where="DomainBatchNorm", do="use one of " + ", ".join(map(repr, AFFINE))
             )
-        names = [domains] if isinstance(domains, str) else list(domains)
+        names = check_names(domains, "domains", "DomainBatchNorm")
         if not names:
             raise BatchNormError("there are no domains", where="DomainBatchNorm", do="name at least one")
         self.num_features, self.affine = num_features, affine
@@ -199,7 +200,8 @@ add_domain
             raise BatchNormError(
                 f"domain is a tensor of {domain.dtype}", where="DomainBatchNorm", do="give integers, or a list of names"
             )
-        given = domain.tolist() if isinstance(domain, Tensor) else list(domain)
+        several = domain if isinstance(domain, Iterable) else [domain]
+        given = domain.tolist() if isinstance(domain, Tensor) else list(several)
         if not isinstance(given, list) or len(given) != input.shape[0]:
             size = list(domain.shape) if isinstance(domain, Tensor) else len(given)
             raise BatchNormError(
@@ -287,6 +289,7 @@ def use_domain(model: nn.Module, name: str) -> Iterator[nn.Module]:
     >>> model[1].domain is None, int(model[1].layer_of("b").num_batches_tracked)
     (True, 1)
     """
+    check_model(model, "use_domain")
     layers = [module for module in model.modules() if isinstance(module, DomainBatchNorm)]
     if not layers:
         raise BatchNormError("the model has no DomainBatchNorm", where="use_domain", do="put one where domains differ")

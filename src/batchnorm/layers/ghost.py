@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from batchnorm.errors import BatchNormError
 from batchnorm.layers.batch import Tensors, _Fast
+from batchnorm.layers.checked import SWITCHES, one_of, whole
 
 
 class GhostBatchNorm(_Fast):
@@ -29,11 +29,12 @@ class GhostBatchNorm(_Fast):
     """
 
     virtual_batch_size: int = 32
+    switches: ClassVar = {**SWITCHES, "virtual_batch_size": whole}
     additions = (*_Fast.additions, "virtual_batch_size")
 
     def __init__(self, num_features: int, virtual_batch_size: int = 32, **options: Any) -> None:
         super().__init__(num_features, **options)
-        self.virtual_batch_size = _whole("virtual_batch_size", virtual_batch_size, type(self).__name__)
+        self.virtual_batch_size = virtual_batch_size
 
     def _groups(self, x: Tensor) -> int:
         return max(1, x.shape[0] // self.virtual_batch_size)
@@ -58,11 +59,12 @@ class SplitBatchNorm(_Fast):
 
     splits: int = 2
     shuffle: bool = False
+    switches: ClassVar = {**SWITCHES, "splits": whole, "shuffle": one_of(True, False)}
     additions = (*_Fast.additions, "splits", "shuffle")
 
     def __init__(self, num_features: int, splits: int = 2, shuffle: bool = False, **options: Any) -> None:
         super().__init__(num_features, **options)
-        self.splits = _whole("splits", splits, type(self).__name__)
+        self.splits = splits
         self.shuffle = shuffle
 
     def _groups(self, x: Tensor) -> int:
@@ -78,9 +80,3 @@ class SplitBatchNorm(_Fast):
         assert dealt[0] is not None
         y, finite = super()._apply_to(dealt[0], dealt[1], held, training, momentum, dealt[2])
         return y[torch.argsort(order)], finite
-
-
-def _whole(name: str, value: int, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BatchNormError(f"{name} is {value!r}", where=where, do="use a whole number from 1 up")
-    return value

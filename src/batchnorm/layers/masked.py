@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchnorm.checks import check_model
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.domain import DomainBatchNorm
@@ -68,6 +69,7 @@ def use_mask(model: nn.Module, mask: Tensor | Callable[[Tensor], Tensor]) -> Ite
     ``use_mask(model, lambda x: lengths * x.shape[-1] // longest)``. Torch's own batch norms count padding and cannot be
     told, so a model with one of them is refused: ``convert(model, "masked")`` makes them ours.
     """
+    check_model(model, "use_mask")
     layers = []
     for path, layer in model.named_modules():
         if isinstance(layer, _Fast | DomainBatchNorm) and "mask" in signature(layer.forward).parameters:

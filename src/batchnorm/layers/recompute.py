@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchnorm.checks import check_model
 from batchnorm.layers.foreign import keeps_statistics, set_statistics, statistics_of
 
 _MEMORY = "_before_recomputation"
@@ -25,6 +26,7 @@ def update_once(model: nn.Module) -> nn.Module:
     It changes the model in place (two hooks on every BN layer, torch's own and subclasses too, which copies and pickles
     keep) and returns it. Outputs and gradients are the same; the average is the one that the momentum says.
     """
+    check_model(model, "update_once")
     for layer in model.modules():
         if (isinstance(layer, _BatchNorm) or keeps_statistics(layer)) and not updates_once(layer):
             layer.register_forward_pre_hook(_hold)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from batchnorm.checks import check_dimensions, check_tensors
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments, normalize
 from batchnorm.layers.batch import Tensors, _Fast
+from batchnorm.layers.checked import SWITCHES, function_or, number
 from batchnorm.masks import as_mask
 
 
@@ -68,6 +68,7 @@ class BatchRenorm(_Fast):
 
     rmax: Schedule = Ramp(5000, 40000, 1.0, 3.0)
     dmax: Schedule = Ramp(5000, 25000, 0.0, 5.0)
+    switches: ClassVar = {**SWITCHES, "rmax": function_or(number(1)), "dmax": function_or(number(0))}
     additions = (*_Fast.additions, "rmax", "dmax")
 
     def __init__(
@@ -87,11 +88,6 @@ class BatchRenorm(_Fast):
                 where=where,
                 do="leave track_running_stats at True, or use BatchNorm",
             )
-        for name, value, least in (("rmax", rmax, 1.0), ("dmax", dmax, 0.0)):
-            if not callable(value) and not (isinstance(value, Real) and value >= least):
-                raise BatchNormError(
-                    f"{name} is {value!r}", where=where, do=f"use a number from {least:g} up, or a function"
-                )
         self.rmax, self.dmax = rmax, dmax
 
     def limits(self) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from batchnorm.checks import check_model
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.foreign import Evaluating, hold, is_foreign, keeps_statistics
@@ -28,6 +29,8 @@ def no_update(model: nn.Module) -> Iterator[nn.Module]:
     It serves every layer that keeps statistics, torch's, ours and those of other libraries: for a second forward pass
     on other data (a GAN's fake images, a teacher, a gradient penalty).
     """
+
+    check_model(model, "no_update")
 
     def switches(layer: nn.Module) -> dict[str, Any]:
         if isinstance(layer, _Fast):
@@ -49,6 +52,8 @@ def use_batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
     >>> bool(y.abs().max() < 1e-3), layer.training, layer.running_mean
     (True, False, tensor([0., 0.]))
     """
+
+    check_model(model, "use_batch_statistics")
 
     def trains(layer: nn.Module) -> bool:
         return layer.training and not isinstance(layer, Evaluating)

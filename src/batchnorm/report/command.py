@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from batchnorm.files import check_target
-from batchnorm.terminal import say
+from batchnorm.options import Force
+from batchnorm.terminal import note
 
 
 def report(
@@ -26,6 +27,7 @@ def report(
         str, typer.Option(metavar="FILE", help="Write the page here; in a folder, it is named report.html.")
     ] = "report.html",
     open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    force: Force = False,
 ) -> None:
     """Draw records as one HTML page that works from disk, without a network.
 
@@ -42,7 +44,7 @@ def report(
       batchnorm report run.jsonl findings.json --open
     """
     page = page_named(out)
-    check_target("--out", page)
+    check_target("--out", page, force)
     from batchnorm.report.load import load
     from batchnorm.report.page import write_page
 
@@ -66,7 +68,7 @@ def announce(page: Path, open: bool) -> None:
     >>> announce(Path("report.html"), open=False)
     The page is report.html
     """
-    say(f"The page is {page}")
+    note(f"The page is {page}")
     if open:
         import webbrowser
 

@@ -16,6 +16,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.fold import fold
 from batchnorm.transforms.follow import Optimizers, check_changeable, copy_model, follow, several
 from batchnorm.transforms.fuse import fuse
@@ -82,11 +83,13 @@ def accelerate(
     if model.training:
         _refuse_if(compile, "compile=True is for inference; the model is in training mode", "call model.eval() first")
         optimizers = several(optimizer, model, "accelerate")
-        return _for_training(model, example, optimizers, forward, tolerance, steps, seconds, loss or mean_square)
+        return Changed(
+            _for_training(model, example, optimizers, forward, tolerance, steps, seconds, loss or mean_square)
+        )
     for name, given in (("loss", loss), ("optimizer", optimizer)):
         words = f"{name}= is for training; the model is in evaluation mode"
         _refuse_if(given is not None, words, "call model.train() first")
-    return _for_inference(model, example, forward, tolerance, steps, seconds, compile)
+    return Changed(_for_inference(model, example, forward, tolerance, steps, seconds, compile))
 
 
 def _refuse_if(wrong: bool, words: str, do: str) -> None:

@@ -17,6 +17,7 @@ from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
 from batchnorm.graph import check_forward
 from batchnorm.layers.accumulate import Seen, of_everybody
 from batchnorm.records import Change, Report
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.follow import (
     Optimizers,
     carry_over,
@@ -150,7 +151,7 @@ def adapt(
         )
     carry_over(optimizers, moved)
     left_behind(given, model, "adapt", inplace=True)
-    return model, adapted
+    return Changed((model, adapted))
 
 
 def _observe(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -20,6 +19,7 @@ from batchnorm.graph import check_forward
 from batchnorm.layers.batch import _Fast
 from batchnorm.moments import Moments, merged
 from batchnorm.records import Change, Report
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.follow import (
     Optimizers,
     carry_over,
@@ -165,13 +165,12 @@ def calibrate(
     calibrated = Calibrated(model, state)
     begun = _Count()
     seen = {layer: _Site(layer, formula, begun) for _, layer in layers}
-    shown = sys.stderr.isatty() if progress is None else progress
     try:
         with ExitStack() as stack:
             stack.enter_context(together.failing_together())
             stack.enter_context(observing(model, seen))
             stack.enter_context(torch.no_grad())
-            stream, say = stack.enter_context(bar(batches, "calibrating", shown))
+            stream, say = stack.enter_context(bar(batches, "calibrating", progress))
             rounds = _rounds(stream, seen, begun, model, forward or batch_forward("calibrate"), until, max_batches)
             for more in rounds:
                 going_on = together.any(more)
@@ -193,7 +192,7 @@ def calibrate(
     state.put_modes_back()
     carry_over(optimizers, moved)
     left_behind(given, model, "calibrate", inplace=True)
-    return model, calibrated
+    return Changed((model, calibrated))
 
 
 class _Count:

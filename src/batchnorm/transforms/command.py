@@ -12,9 +12,10 @@ from batchnorm.checkpoints import SUFFIXES, check_suffix, save_state
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_target, replacing
 from batchnorm.loading import call_batch, load_batches, load_model, parse_input
+from batchnorm.options import Force
 from batchnorm.records import Measurement, RecordFile, Report
 from batchnorm.specs import called
-from batchnorm.terminal import say
+from batchnorm.terminal import note
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +64,7 @@ def calibrate(
         str, typer.Option(help="merged: exact over all samples. paper: the mean over batches (Algorithm 2, line 10).")
     ] = "merged",
     json: Json = None,
+    force: Force = False,
 ) -> None:
     """Measure the statistics of a trained model's BN layers anew, on data, and write the checkpoint.
 
@@ -78,8 +80,8 @@ def calibrate(
       batchnorm calibrate torchvision.models:resnet18 --checkpoint swa.pt --data data.py:loader --until 0.01
       --out swa.safetensors
     """
-    _check_target("--out", out, SUFFIXES)
-    _check_target("--json", json)
+    _check_target("--out", out, force, SUFFIXES)
+    _check_target("--json", json, force)
     from batchnorm.transforms.calibrate import calibrate as measure
 
     network = load_model(model, checkpoint, key=key)
@@ -93,7 +95,7 @@ def calibrate(
     save_state(better.state_dict(), out)
     moves = _moves(network, better, calibrated)
     _show_calibrated(calibrated, moves, until)
-    say(f"written to {out}")
+    note(f"written to {out}")
     if json is not None:
         configuration = {"model": model, "checkpoint": str(checkpoint or ""), "data": data, "out": str(out)}
         options = {"batch_size": batch_size, "until": until, "max_batches": max_batches, "formula": formula}
@@ -145,6 +147,7 @@ def fold(
         typer.Option(help="How far outputs may differ, as a share of the largest; by default 1e-4 in float32."),
     ] = None,
     json: Json = None,
+    force: Force = False,
 ) -> None:
     """Make the inference network: BN disappears into the layers beside it, and the outputs stay.
 
@@ -162,8 +165,8 @@ def fold(
 
       batchnorm fold torchvision.models:resnet18 --checkpoint best.pt --example 1,3,224,224 --out resnet18.onnx
     """
-    _check_target("--out", out, (*SUFFIXES, *PROGRAMS))
-    _check_target("--json", json)
+    _check_target("--out", out, force, (*SUFFIXES, *PROGRAMS))
+    _check_target("--json", json, force)
     stays = [name.strip() for name in leave.split(",") if name.strip()]
     if out.suffix in PROGRAMS and (stays or tolerance is not None):
         raise BatchNormError(f"--leave and --tolerance do not go with {out.suffix}", do="leave them out")
@@ -188,7 +191,7 @@ def fold(
     from batchnorm.present import plain_console
 
     plain_console().print(report)
-    say(f"written to {' and '.join(written)}")
+    note(f"written to {' and '.join(written)}")
     if json is not None:
         configuration = {"model": model, "checkpoint": str(checkpoint or ""), "out": str(out)}
         configuration |= {"input": sizes or ""} if data is None else {"data": data}
@@ -250,8 +253,8 @@ def _sizes(inputs: Any) -> str:
 # ---- what goes out
 
 
-def _check_target(option: str, path: Path | None, suffixes: tuple[str, ...] = ()) -> None:
-    """Refuse a file that could not be written, before anything is computed.
+def _check_target(option: str, path: Path | None, force: bool = False, suffixes: tuple[str, ...] = ()) -> None:
+    """Refuse a file that could not be written, or that exists, before anything is computed.
 
     >>> _check_target("--out", Path("/"))
     Traceback (most recent call last):
@@ -261,12 +264,12 @@ def _check_target(option: str, path: Path | None, suffixes: tuple[str, ...] = ()
         return
     if suffixes and not path.is_dir():
         check_suffix(path, suffixes)
-    check_target(option, path)
+    check_target(option, path, force)
 
 
 def _write_json(path: Path, record: RecordFile) -> None:
     record.write(path)
-    say(f"report written to {path}")
+    note(f"report written to {path}")
 
 
 def _measured(report: Report) -> tuple[Measurement, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from batchnorm.calling import batch_forward, call_with
 from batchnorm.distributed.groups import hold
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.graph import check_forward
 from batchnorm.layers.family import find_brick
 from batchnorm.layers.foreign import keeps_statistics
@@ -25,6 +24,7 @@ from batchnorm.layers.masked import MaskedBatchNorm
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate, Report
 from batchnorm.transforms.bricks import OF_BATCHES, kind_of
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.exchange import Exchange, shared
 from batchnorm.transforms.follow import (
     Optimizers,
@@ -154,7 +154,7 @@ running_mean, running_var, num_batches_tracked -> nothing
     for layer, had in done.had.items():
         join(optimizers, had, [p for p in layer.parameters() if all(p is not each for each in had)], changed)
     left_behind(model, changed, _HERE, inplace=True)
-    return changed, Report(tuple(done.changes), left, *certificates)
+    return Changed((changed, Report(tuple(done.changes), left, *certificates)))
 
 
 def _check(to: str, process_group: Any, options: dict[str, Any]) -> None:
@@ -189,11 +189,11 @@ def _chosen(model: nn.Module, where: Where) -> Callable[[str, nn.Module], bool]:
     paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
     for name in names:
         if not any(_names(name, path) for path in paths):
-            near = difflib.get_close_matches(name, paths, n=1)
             raise BatchNormError(
-                f"the model has no module {name!r}", where=_HERE,
-                do=f"{f'did you mean {near[0]!r}? Use' if near else 'use'} names of model.named_modules(), or patterns",
-            )  # fmt: skip
+                f"the model has no module {name!r}",
+                where=_HERE,
+                do=did_you_mean(name, paths, "use names of model.named_modules(), or patterns"),
+            )
     return lambda path, module: any(_names(name, path) for name in names)
 
 

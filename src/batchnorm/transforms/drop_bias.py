@@ -22,6 +22,7 @@ from batchnorm.layers.switches import use_batch_statistics
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.bricks import children_behind
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.follow import check_changeable
 from batchnorm.transforms.freeze import OWN_FORWARD, Optimizers, carry_over, check_optimizers, copied_with, few_of
 from batchnorm.transforms.gradients import step, verify_gradients
@@ -103,7 +104,7 @@ def drop_bias(
     kept = {id(p) for p in lean.parameters()}
     carry_over(optimizers, {id(p): memo[id(p)] if id(memo[id(p)]) in kept else None for p in model.parameters()})
     left_behind(model, lean, "drop_bias")
-    return lean, Report(tuple(changes), left, certificate, gradients)
+    return Changed((lean, Report(tuple(changes), left, certificate, gradients)))
 
 
 def _certificates(

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from batchnorm.calling import call_with
+from batchnorm.checks import check_model
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.extras import install
 from batchnorm.files import replacing
-from batchnorm.graph import check_model
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import random_states
 from batchnorm.records import Report
 from batchnorm.specs import called
 from batchnorm.transforms.affine import is_norm
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.fold import fold
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.outputs import TOLERANCE, difference
@@ -99,7 +100,7 @@ its statistics; call model.eval() first
                 "tolerance= only if you know why they differ",
             )
     left_behind(model, folded, "export", trains=False)
-    return folded, report
+    return Changed((folded, report))
 
 
 def _fold(model: nn.Module, example: Any, tolerance: float | None) -> tuple[nn.Module, Report]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from batchnorm.checks import check_names
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
@@ -29,6 +30,7 @@ from batchnorm.transforms.affine import (
     unfit,
     write,
 )
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.clones import Clone, clone_for, in_place_of, memory_of, norms_after
 from batchnorm.transforms.follow import copied_with, scripted_norms
 from batchnorm.transforms.freeze import OWN_FORWARD, check_reached
@@ -88,7 +90,7 @@ def fold(
     if leftovers not in LEFTOVERS:
         options = ", ".join(map(repr, LEFTOVERS))
         raise BatchNormError(f"leftovers is {leftovers!r}", where="fold", do=f"use one of {options}")
-    stay = frozenset([leave] if isinstance(leave, str) else leave)
+    stay = frozenset(check_names(leave, "leave", "fold"))
     before = in_mode(copied_with(model, where="fold")[0], False)
     folded, _ = copied_with(before, where="fold")
     graph = trace(folded, example, forward=forward, opaque=lambda m: is_norm(m) or is_plain(m))
@@ -104,7 +106,7 @@ def fold(
         unchanged=lambda path: path in seen and path not in work.altered,
     )  # fmt: skip
     left_behind(model, folded, "fold", trains=False)
-    return folded, Report(tuple(work.changes), work.left, certificate)
+    return Changed((folded, Report(tuple(work.changes), work.left, certificate)))
 
 
 class _Folding:

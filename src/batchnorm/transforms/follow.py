@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from batchnorm.checks import check_model
 from batchnorm.errors import BatchNormError
-from batchnorm.graph import check_model, check_weights
+from batchnorm.graph import check_weights
 from batchnorm.nested import tensors_in
 from batchnorm.optim import Optimizers as Optimizers
 from batchnorm.optim import is_optimizer, state_of, unwrapped

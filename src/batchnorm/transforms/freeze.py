@@ -16,6 +16,7 @@ from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
 from batchnorm.layers.foreign import Evaluating, evaluating, is_foreign, keeps_statistics, statistics_of
 from batchnorm.layers.frozen import FrozenBatchNorm
 from batchnorm.records import Change, Report
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.follow import Optimizers as Optimizers
 from batchnorm.transforms.follow import carry_over as carry_over
 from batchnorm.transforms.follow import check_changeable, scripted_norms
@@ -105,7 +106,7 @@ learn True -> False
         vars(layer)["_checked"] = True
     follow()
     left_behind(model, target, "freeze", inplace=True)
-    return target, Report(tuple(changes), left)
+    return Changed((target, Report(tuple(changes), left)))
 
 
 def unfreeze(
@@ -157,7 +158,7 @@ def unfreeze(
         raise BatchNormError(f"nothing was unfrozen ({few_of(otherwise)})", where="unfreeze", do="see each reason")
     follow()
     left_behind(model, target, "unfreeze", inplace=True)
-    return target, Report(tuple(changes), left | otherwise)
+    return Changed((target, Report(tuple(changes), left | otherwise)))
 
 
 def is_frozen(layer: nn.Module) -> bool:

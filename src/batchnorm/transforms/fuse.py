@@ -19,6 +19,7 @@ from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
 from batchnorm.nested import few_samples, fresh
 from batchnorm.preserve import _HOOKS, in_mode, untouched
 from batchnorm.records import Change, Report
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.follow import Optimizers, check_changeable, copied_with, follow, several
 from batchnorm.transforms.freeze import check_reached, is_frozen
 from batchnorm.transforms.gradients import TOLERANCE, Step, apart, double, step, verify_gradients
@@ -92,7 +93,7 @@ def fuse(
     gradients = verify_gradients(before, fused, example, verb="fuse", forward=forward, tolerance=tolerance)
     follow(optimizers, model, fused)
     left_behind(model, fused, "fuse")
-    return fused, Report(tuple(work.changes), work.left, certificate, gradients)
+    return Changed((fused, Report(tuple(work.changes), work.left, certificate, gradients)))
 
 
 @dataclass(frozen=True)

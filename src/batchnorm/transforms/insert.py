@@ -24,6 +24,7 @@ from batchnorm.layers.normed import Normed, append_norm
 from batchnorm.nested import few_samples
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
+from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.drop_bias import held_bias, takes_steps
 from batchnorm.transforms.follow import check_changeable, join
 from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with, few_of
@@ -154,7 +155,7 @@ def insert(
     for layer, new in added:
         join(optimizers, layer.parameters(), new.parameters(), changed, always=True)
     left_behind(model, changed, _HERE)
-    return changed, Report(tuple(changes), left, certificate, gradients)
+    return Changed((changed, Report(tuple(changes), left, certificate, gradients)))
 
 
 # ---- where

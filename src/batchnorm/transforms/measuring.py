@@ -233,22 +233,23 @@ def no_batches(verb: str) -> BatchNormError:
 
 
 @contextmanager
-def bar(batches: Iterable[Any], words: str, progress: bool) -> Iterator[tuple[Iterable[Any], Callable[[str], None]]]:
-    """Hand out the batches, shown as a bar on the terminal if asked for, and a function that adds words to it.
+def bar(
+    batches: Iterable[Any], words: str, progress: bool | None
+) -> Iterator[tuple[Iterable[Any], Callable[[str], None]]]:
+    """Hand out the batches, shown as a bar on a terminal (None) or always (True), and a function that adds words to it.
 
     >>> with bar([1, 2], "calibrating", progress=False) as (batches, say):
     ...     list(batches)
     [1, 2]
     """
-    if not progress:
+    if progress is False:
         yield batches, lambda more: None
         return
-    from rich.console import Console
-    from rich.progress import Progress
+    from batchnorm.progress import bars
 
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(words, total=None)
-        yield bars.track(batches, task_id=task), lambda more: bars.update(task, description=f"{words}, {more}")
+    with bars(wanted=progress) as shown:
+        task = shown.add_task(words, total=None)
+        yield shown.track(batches, task_id=task), lambda more: shown.update(task, description=f"{words}, {more}")
 
 
 def short(tensor: Tensor) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
+
+from batchnorm.progress import shows_bars
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -19,21 +20,23 @@ clock = time.monotonic
 class _Stages:
     """The stages of one call of a verb, shown once it has taken a while."""
 
-    def __init__(self, verb: str, shown: bool, stack: ExitStack) -> None:
-        self.verb, self.shown, self.stack = verb, shown, stack
+    def __init__(self, verb: str, wanted: bool | None, stack: ExitStack) -> None:
+        self.verb, self.wanted, self.stack = verb, wanted, stack
         self.begun = clock()
         self.bars: Any = None
 
     def enter(self, words: str) -> None:
-        if not self.shown or clock() - self.begun < PATIENCE:
+        if self.wanted is False or clock() - self.begun < PATIENCE:
             return
         if self.bars is None:
             from rich.console import Console
             from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
             columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-            shown = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
-            self.bars = self.stack.enter_context(shown)
+            console = Console(stderr=True)
+            shown = shows_bars(console, self.wanted)
+            bars = Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=not shown)
+            self.bars = self.stack.enter_context(bars)
             self.bars.add_task("")
         self.bars.update(self.bars.task_ids[0], description=f"{self.verb}: {words}", refresh=True)
 
@@ -66,10 +69,8 @@ def in_stages(verb: Callable[Given, Result]) -> Callable[Given, Result]:
     def run(*args: Given.args, **kwargs: Given.kwargs) -> Result:
         if _current.get() is not None:  # one verb inside another
             return verb(*args, **kwargs)
-        progress = kwargs.get("progress")
-        shown = sys.stderr.isatty() if progress is None else bool(progress)
         with ExitStack() as stack:
-            token = _current.set(_Stages(verb.__name__, shown, stack))
+            token = _current.set(_Stages(verb.__name__, cast("bool | None", kwargs.get("progress")), stack))
             stack.callback(_current.reset, token)
             return verb(*args, **kwargs)
 

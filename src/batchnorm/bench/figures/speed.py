@@ -33,12 +33,14 @@ def draw(records: RecordFile) -> Table | None:
                 ""
                 if row.get("target") is None
                 else f"{'≤' if row.get('at_most') else '≥'} {row['target']:g}{row.get('unit', '')}",
-                {True: "yes", False: "no"}.get(row.get("reached"), ""),
+                "not judged"
+                if row.get("judged") is False and row.get("target") is not None
+                else {True: "yes", False: "no"}.get(row.get("reached"), ""),
                 row.get("detail", ""),
             )
             for row in rows
         ),
         numbers=(1, 2, 3),
-        badges={"yes": "good", "no": "bad"},
+        badges={"yes": "good", "no": "bad", "not judged": "warn"},
         notes=((f"Measured with {how}.",) if how else ()) + tuple(records.summary.get("notes", ())),
     )

@@ -35,14 +35,10 @@ def slow(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]
 
 def started(what: str, total: int | None) -> Progress:
     """Return a bar that is drawn on stderr, where that is a terminal, and removed when it is stopped."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from batchnorm.errors import printable
+    from batchnorm.progress import bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)
-    bar.add_task(escape(printable(what)), total=total)
+    bar = bars()
+    bar.add_task(printable(what), total=total)
     bar.start()
     return bar

@@ -75,7 +75,7 @@ def figure1(
 
     Half a minute to a minute on the digits, about an hour on MNIST. Ctrl-C ends it early and keeps what is done.
     """
-    check_outputs(threads, json, svg, out if report else None)
+    check_outputs(threads, json, svg, out if report else None, force)
     given: dict[str, Any] = {"rates": parse_rates(rates)} if rates else {}
     settings = Settings(seeds, steps, batch_size, every, inits=parse_inits(init), **given)
 

@@ -11,6 +11,8 @@ import typer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_target, write_atomically
+from batchnorm.options import Force
+from batchnorm.progress import bars
 from batchnorm.terminal import say
 
 EXPERIMENT = "inception-imagenet"
@@ -37,6 +39,7 @@ def evaluate(
         typer.Option("--set", help="An option of the run that a file comes from.", metavar="NAME=VALUE"),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Also write the errors to this file.", metavar="OUT")] = None,
+    force: Force = False,
 ) -> None:
     """Evaluate runs of inception-imagenet: top-1 and top-5 errors of each, and of all of them as an ensemble.
 
@@ -54,10 +57,7 @@ def evaluate(
       torchrun --nproc-per-node 8 -m batchnorm lab evaluate batchnorm-lab/* --crops 144 --data imagenet/
     """
     if json is not None:
-        check_target("--json", json)
-
-    from rich.console import Console
-    from rich.progress import Progress
+        check_target("--json", json, force)
 
     from batchnorm.lab.imagenet.evaluate import evaluate_paths
     from batchnorm.lab.imagenet.examples import open_folder
@@ -68,10 +68,9 @@ def evaluate(
     if len(asked) > 1:
         raise BatchNormError("--set has several values for an option", do="give the one that the file was trained with")
     index = open_folder(data)
-    console = Console(stderr=True)
     with ranks.joined() if ranks.asked() else contextlib.nullcontext():
         rank, processes = ranks.place()
-        with Progress(console=console, transient=True, disable=bool(rank) or not console.is_terminal) as bar:
+        with bars(wanted=False if rank else None) as bar:
             task = bar.add_task("images", total=(limit or len(index.val)) / processes)
             scores = evaluate_paths(
                 networks,

@@ -8,8 +8,9 @@ import typer
 
 from batchnorm.errors import BatchNormError, printable
 from batchnorm.files import check_target, write_atomically
+from batchnorm.options import Force
 from batchnorm.report.command import announce, page_named
-from batchnorm.terminal import say
+from batchnorm.terminal import note, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,6 +81,7 @@ def report(
         str, typer.Option(help="In Markdown: where the page with the pictures will be.", metavar="ADDRESS")
     ] = "",
     open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    force: Force = False,
 ) -> None:
     """Draw all claims on one page: verdicts, figures, pictures, rules and limits, and how to run each.
 
@@ -105,7 +107,8 @@ def report(
     if not place.root.is_dir():
         raise BatchNormError(f"there is no store {place.root}", do="give its folder as --store, or run a claim first")
     page = page_named(out or str(place.root / PAGE))
-    check_target("--out", page)
+    for file in (page, page.with_name(RECORDS)):
+        check_target("--out", file, force or not out)  # what is in the store was made from it
     states = [drawable(state_of(each, place)) for each in all_claims()]
     records = to_records(states)
     kept = records.write(page.with_name(RECORDS))
@@ -113,7 +116,7 @@ def report(
         announce(write_atomically(page, to_markdown(records, pictures)), open)
     else:
         announce(write_page([Run(COMMAND, records)], page), open)
-    say(f"Its records are {kept}")
+    note(f"Its records are {kept}")
     say_problems(states)
 
 

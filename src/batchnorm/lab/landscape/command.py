@@ -60,7 +60,7 @@ def landscape(
 
     Seconds on the digits. Ctrl-C ends it early and keeps a network that is done.
     """
-    check_outputs(threads, json, svg, out if report else None)
+    check_outputs(threads, json, svg, out if report else None, force)
     settings = Settings(seeds, steps, batch_size, records, rate, layers)
 
     import torch

@@ -22,8 +22,9 @@ from batchnorm.lab.runs.store import (
     Folder,
     Store,
 )
+from batchnorm.options import Force
 from batchnorm.report.command import announce, page_named
-from batchnorm.terminal import say
+from batchnorm.terminal import note, say
 
 if TYPE_CHECKING:
     from batchnorm.lab.judge.claim import Claim
@@ -207,6 +208,7 @@ def show(
         Path | None, typer.Option("--out", help="Also draw its curves on this page.", metavar="FILE")
     ] = None,
     open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    force: Force = False,
 ) -> None:
     """Show one run: what was asked, where it ran, what it measured.
 
@@ -237,7 +239,7 @@ def show(
     elif state != RUNNING:
         say(f"go on with: batchnorm lab resume{where(place)}")
     if out is not None or open:
-        draw([folder], out or place.root / f"{folder.path.name}.html", open)
+        draw([folder], out or place.root / f"{folder.path.name}.html", open, force=force or out is None)
 
 
 @lab.command()
@@ -246,6 +248,7 @@ def compare(
     store: StoreOption = "",
     out: Annotated[Path | None, typer.Option("--out", help="Write the page here.", metavar="FILE")] = None,
     open: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    force: Force = False,
 ) -> None:
     """Compare runs: the options in which they differ, what each came to, and their curves on one page.
 
@@ -256,7 +259,8 @@ def compare(
     if len(names) < 2:
         raise BatchNormError("one run was named", do="name two or more")
     place = existing(store)
-    draw([place.find(name) for name in names], out or place.root / "compare.html", open, table=True)
+    page = out or place.root / "compare.html"
+    draw([place.find(name) for name in names], page, open, table=True, force=force or out is None)
 
 
 @lab.command()
@@ -370,7 +374,7 @@ def carry_out(place: Store, folders: list[Folder], on: str, workers: int, thread
     if outcome.failed:
         raise typer.Exit(1)
     if len(folders) == 1:
-        say(f"See batchnorm lab show {folders[0].path.name}{where(place)}")
+        note(f"See batchnorm lab show {folders[0].path.name}{where(place)}")
     return outcome
 
 
@@ -385,7 +389,7 @@ def together(place: Store, runs: Any, threads: int) -> None:
         ranks.carry_out_together(place, runs, threads, say)
 
 
-def draw(folders: list[Folder], page: Path, open: bool, *, table: bool = False) -> None:
+def draw(folders: list[Folder], page: Path, open: bool, *, table: bool = False, force: bool = False) -> None:
     """Draw runs on a page, and print where they differ."""
     from rich.table import Table
     from rich.text import Text
@@ -397,7 +401,7 @@ def draw(folders: list[Folder], page: Path, open: bool, *, table: bool = False) 
     from batchnorm.report.page import write_page
 
     page = page_named(str(page))
-    check_target("--out", page)
+    check_target("--out", page, force)
     comparison = compared(folders)
     if table:
         grid = Table("", *(folder.path.name for folder in folders), box=None, pad_edge=False)

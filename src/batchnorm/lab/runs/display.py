@@ -15,6 +15,7 @@ from rich.text import Text
 from batchnorm.errors import printable
 from batchnorm.lab.runs.local import Watch
 from batchnorm.lab.runs.store import Folder
+from batchnorm.progress import QUIET, level, shows_bars
 
 SHOWN = 12  # runs under way that are listed
 
@@ -26,7 +27,10 @@ def watching(console: Console, folders: Sequence[Folder]) -> Iterator[Watch]:
     >>> with watching(Console(), folders) as watch:  # doctest: +SKIP
     ...     run_locally(store, folders, watch=watch)
     """
-    if not console.is_terminal:
+    if level() == QUIET:
+        yield lambda running, failed: None
+        return
+    if not shows_bars(console):
         yield plain_lines(console, folders)
         return
     began, before = time.monotonic(), done_share(folders)

@@ -27,7 +27,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.files import check_folder, read_bytes, write_atomically
 from batchnorm.lab.runs.run import DIGITS, FORMAT, Run
 from batchnorm.records import check_plain, parsed, plain, typed
@@ -301,7 +301,8 @@ class Store:
         if not found and KEY.fullmatch(words) and (self.root / words).is_dir():
             self.read(self.root / words)  # says what is wrong with it
         if not found:
-            raise BatchNormError(f"no run in {self.root} is called {words!r}", do="see batchnorm lab list")
+            hint = did_you_mean(words, [folder.run.name for folder in runs], "see batchnorm lab list")
+            raise BatchNormError(f"no run in {self.root} is called {words!r}", do=hint)
         if len(found) > 1:
             keys = ", ".join(folder.path.name for folder in found[:5])
             raise BatchNormError(f"{len(found)} runs are called {words!r}: {keys}", do="give more of the key")
