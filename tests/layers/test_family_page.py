@@ -7,8 +7,7 @@ import torch
 from family_cases import NAMES
 from torch import nn
 
-from batchnorm.bench import measure
-from batchnorm.layers import bricks_page
+from batchnorm.bench import bricks_page, measure
 from batchnorm.layers.family import BRICKS
 
 PAGE = Path(__file__).parents[2] / "docs" / "bricks.md"
@@ -34,7 +33,7 @@ def test_check_finds_a_changed_page(tmp_path, capsys):
     assert bricks_page.main(["--check", str(page)]) == 0
     page.write_text(page.read_text().replace("| no |", "| yes |", 1))
     assert bricks_page.main(["--check", str(page)]) == 1
-    assert "make it with python -m batchnorm.layers.bricks_page" in capsys.readouterr().out
+    assert "make it with python -m batchnorm.bench.bricks_page" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from batchnorm.doctor.codes import chosen
 from batchnorm.doctor.findings import Findings
-from batchnorm.doctor.rule import NEEDS, Rule
-from batchnorm.doctor.subject import BATCHES, Forward, Subject
+from batchnorm.doctor.rule import Rule
+from batchnorm.doctor.subject import BATCHES, NEEDS, Forward, Subject
 from batchnorm.errors import BatchNormError, BatchNormWarning, first_line
 from batchnorm.graph import check_ready, check_weights
 from batchnorm.kernels.storage import check_memory

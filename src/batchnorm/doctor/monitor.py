@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from torch import nn
 
 from batchnorm.doctor.codes import chosen
-from batchnorm.doctor.run import Run
+from batchnorm.doctor.run import MonitoredRun
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import check_ready
 from batchnorm.transforms.freeze import Optimizers, check_optimizers
@@ -25,7 +25,7 @@ def monitor(
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     warn: bool = True,
-) -> Run:
+) -> MonitoredRun:
     """Look on while a model trains: ``with monitor(model, optimizer) as run:`` around any loop.
 
     >>> import torch
@@ -74,7 +74,7 @@ def monitor(
     for name, copied in (copies or {}).items():
         if not isinstance(copied, nn.Module):
             raise BatchNormError(f"the copy {name!r} is a {type(copied).__name__}", where=_HERE, do="give nn.Modules")
-    return Run(whole, optimizers, dict(copies or {}), watchers, every, warn)
+    return MonitoredRun(whole, optimizers, dict(copies or {}), watchers, every, warn)
 
 
 def _together(model: Models) -> nn.Module:

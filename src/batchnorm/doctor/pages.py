@@ -13,7 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from batchnorm.doctor.codes import RULES
-from batchnorm.doctor.rule import NEEDS, Rule
+from batchnorm.doctor.rule import Rule
+from batchnorm.doctor.subject import NEEDS
 from batchnorm.errors import BatchNormError
 from batchnorm.files import write_atomically
 

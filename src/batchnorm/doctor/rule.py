@@ -4,32 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.subject import NEEDS, Subject
+from batchnorm.doctor.watcher import Watcher
 from batchnorm.records import SEVERITIES, Finding, Report
 
-if TYPE_CHECKING:
-    from batchnorm.doctor.patient import Patient
-    from batchnorm.doctor.subject import Subject
-    from batchnorm.doctor.watcher import Watcher
-
-# What a rule may need, in the words of the message that says it is missing.
-NEEDS = {
-    "tensors": "a model or a checkpoint",
-    "model": "a model (a checkpoint has only tensors)",
-    "example": "an example input (example=)",
-    "data": "batches of data (data=)",
-    "labels": "batches that are (input, label) pairs (data=)",
-    "loader": "a DataLoader (data=)",
-    "optimizer": "the optimiser (optimizer=)",
-    "before": "the model as it was before (before=)",
-    "ranks": "several processes (a process group)",
-    "run": "a training run (bn.monitor)",
-}
 SAFETIES = ("safe", "unsafe", "none")
 
-Look = Callable[["Subject"], Iterable[Finding]]
-Fix = Callable[["Patient", Sequence[Finding]], Report]
+Look = Callable[[Subject], Iterable[Finding]]
+Fix = Callable[[Patient, Sequence[Finding]], Report]
 
 
 @dataclass(frozen=True)

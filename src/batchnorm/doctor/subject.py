@@ -28,6 +28,19 @@ from batchnorm.transforms.calibrate import Calibrated, calibrate
 from batchnorm.transforms.measuring import streamed
 
 Forward = Callable[[nn.Module, Any], Any]
+# What a rule may need, in the words of the message that says it is missing.
+NEEDS = {
+    "tensors": "a model or a checkpoint",
+    "model": "a model (a checkpoint has only tensors)",
+    "example": "an example input (example=)",
+    "data": "batches of data (data=)",
+    "labels": "batches that are (input, label) pairs (data=)",
+    "loader": "a DataLoader (data=)",
+    "optimizer": "the optimiser (optimizer=)",
+    "before": "the model as it was before (before=)",
+    "ranks": "several processes (a process group)",
+    "run": "a training run (bn.monitor)",
+}
 BATCHES = 64  # of data, at most, unless more are asked for
 # What rules measure on many batches does not get surer by more examples than these: the tolerances of `gap` are wider
 # than the errors of so many, and so is its tolerance of a loss of accuracy, where there are labels to tell that.
@@ -127,8 +140,6 @@ class Subject:
         >>> Subject(nn.ReLU()).lacks(("model",))
         ''
         """
-        from batchnorm.doctor.rule import NEEDS
-
         has = {
             "tensors": self.model is not None or self.state is not None,
             "model": self.model is not None,

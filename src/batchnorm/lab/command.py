@@ -11,19 +11,32 @@ import typer
 from batchnorm import interrupts
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
+from batchnorm.lab.demo import signal_of
 from batchnorm.lab.depth.arms import DEPTHS, SMALL, Settings, parse_depths, settings_for
-from batchnorm.lab.front import BatchSize, Force, Json, Open, Out, Rates, Threads, recorded, run_of, watched
+from batchnorm.lab.front import (
+    PAGE,
+    SIGNAL,
+    BatchSize,
+    Force,
+    Json,
+    Open,
+    Out,
+    Rates,
+    Threads,
+    recorded,
+    run_of,
+    watched,
+)
 from batchnorm.lab.options import INITS, Options, parse_rates
 from batchnorm.lab.runs.command import give_data
+from batchnorm.records import RecordFile
 from batchnorm.report.command import announce
 from batchnorm.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from batchnorm.records import RecordFile
-
-FOLDER, PAGE, RECORDS, SIGNAL = Path("batchnorm-race"), "report.html", "race.json", "signal.jsonl"
+FOLDER, RECORDS = Path("batchnorm-race"), "race.json"
 NETWORKS = ("residual", "inception")
 OWN_STEPS = 500
 
@@ -277,7 +290,6 @@ def write_race(records: RecordFile, out: Path, console: Console, open: bool) -> 
     >>> write_race(records, Path("batchnorm-race"), Console(), open=False)  # doctest: +SKIP
     The page is batchnorm-race/report.html
     """
-    from batchnorm.lab.demo import signal_of
     from batchnorm.lab.own.records import COMMAND as OWN_COMMAND
     from batchnorm.lab.signal import Recipe, write
     from batchnorm.report.load import Run

@@ -9,9 +9,9 @@ import typer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
-from batchnorm.lab.command import PAGE, SIGNAL
-from batchnorm.lab.front import Force, Open, Out, recorded, run_of
+from batchnorm.lab.front import PAGE, SIGNAL, Force, Open, Out, recorded, run_of
 from batchnorm.lab.options import INITS
+from batchnorm.records import Measurement, RecordFile
 from batchnorm.report.command import announce
 from batchnorm.terminal import say
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from batchnorm.lab.signal import Recipe
-    from batchnorm.records import Measurement, RecordFile
 
 FOLDER = Path("batchnorm-watch")
 

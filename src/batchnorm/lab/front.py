@@ -13,6 +13,9 @@ import typer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
+from batchnorm.lab.runs.run import Run
+from batchnorm.lab.runs.store import CHECKPOINT, Store
+from batchnorm.records import RecordFile, checked, plain, read, values_of
 from batchnorm.report.command import announce
 from batchnorm.terminal import say
 
@@ -21,11 +24,9 @@ if TYPE_CHECKING:
 
     from batchnorm.lab.heat import Watch
     from batchnorm.lab.runs.recorder import Recorder
-    from batchnorm.lab.runs.run import Run
-    from batchnorm.records import RecordFile
     from batchnorm.report.sections import Section
 
-PAGE = "report.html"
+PAGE, SIGNAL = "report.html", "signal.jsonl"
 REPLACE = "name another folder with --out, or add --force to replace it"
 
 Images = Annotated[
@@ -90,8 +91,6 @@ def recorded(
     from batchnorm.lab.runs.execute import execute
     from batchnorm.lab.runs.recorder import Stopped
     from batchnorm.lab.runs.records import asked_of, records_of
-    from batchnorm.lab.runs.store import CHECKPOINT, Store
-    from batchnorm.records import checked, plain, read, values_of
     from batchnorm.report.figures import figures_of
 
     if keep and file is not None and file.exists() and not force:
@@ -147,8 +146,6 @@ def run_of(experiment: str, settings: Any, **more: Any) -> Run:
     >>> run_of("race --network inception", Options(seeds=5)).name
     'race --network inception seeds=5'
     """
-    from batchnorm.lab.runs.run import Run
-
     usual = {field.name: field.default for field in fields(settings)}
     own = {key: value for key, value in asdict(settings).items() if value != usual[key]}
     words = [f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in own.items()]

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from batchnorm.batches import Batch
 from batchnorm.checkpoints import SUFFIXES, check_suffix, save_state
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_target, replacing
 from batchnorm.loading import call_batch, load_batches, load_model, parse_input
+from batchnorm.present import Listing, draw, plain_console
 from batchnorm.records import Measurement, RecordFile, Report
 from batchnorm.specs import called
 from batchnorm.terminal import say
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from batchnorm.batches import Batch
     from batchnorm.transforms.calibrate import Calibrated
 
 PROGRAMS = (".pt2", ".onnx")
@@ -185,8 +186,6 @@ def fold(
         written = [str(out)]
         folded, report = fold_model(network, example, leave=stays, tolerance=tolerance)
         save_state(folded.state_dict(), out)
-    from batchnorm.present import plain_console
-
     plain_console().print(report)
     say(f"written to {' and '.join(written)}")
     if json is not None:
@@ -289,8 +288,6 @@ def _moves(before: nn.Module, after: nn.Module, calibrated: Calibrated) -> list[
 
 
 def _show_calibrated(calibrated: Calibrated, moves: list[Measurement], until: float | None) -> None:
-    from batchnorm.present import Listing, draw, listings, plain_console
-
     console = plain_console()
     rows = tuple(
         (
@@ -309,7 +306,7 @@ def _show_calibrated(calibrated: Calibrated, moves: list[Measurement], until: fl
         + (f", {calibrated.rejected} more rejected (NaN or infinite)" if calibrated.rejected else "")
     )
     console.print(draw(Listing(title, columns, rows), numbers=columns[1:]))
-    for listing in listings(Report((), calibrated.report.left)):
+    for listing in Report((), calibrated.report.left).tables():
         console.print(draw(listing))
     console.print(
         "Moves of the mean are in standard deviations, the largest of all channels; errors are standard errors "

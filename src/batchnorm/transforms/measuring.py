@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.checks import report_nonfinite
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, printable
 from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.foreign import keeps_statistics
@@ -170,16 +170,11 @@ class Measured:
         from rich.console import Group
         from rich.text import Text
 
-        from batchnorm.errors import printable
-        from batchnorm.present import report_table
-
-        return Group(Text(printable(repr(self))), report_table(self.report))
+        return Group(Text(printable(repr(self))), self.report)
 
     def _repr_html_(self) -> str:
         """Let a notebook draw tables."""
-        from batchnorm.present import report_html
-
-        return f"<p>{escape(repr(self))}</p>{report_html(self.report)}"
+        return f"<p>{escape(repr(self))}</p>{self.report._repr_html_()}"
 
     def restore(self) -> nn.Module:
         """Put statistics, gamma, beta, modes and ``requires_grad`` back as they were, exactly; return the model."""

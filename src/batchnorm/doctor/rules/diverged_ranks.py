@@ -58,11 +58,10 @@ from batchnorm.distributed.groups import members
 from batchnorm.doctor.gap import MEAN, VARIANCE
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Norm, Subject, norm_of, spread
 from batchnorm.doctor.tallies import layer_is_local
 from batchnorm.doctor.turns import Difference, Turn, differ, difference
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.moments import Moments, merged
 from batchnorm.records import Change, Finding, Report
 from batchnorm.transforms.measuring import replaced
@@ -109,7 +108,13 @@ def _differences(parts: Moments, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def _found(
-    path: str, ranks: Sequence[int], far: int, off: Tensor, apart: Tensor, parts: Moments, run: Run | None = None
+    path: str,
+    ranks: Sequence[int],
+    far: int,
+    off: Tensor,
+    apart: Tensor,
+    parts: Moments,
+    run: TrainingRun | None = None,
 ) -> Finding:
     return RULE.found(
         path,
@@ -126,7 +131,7 @@ def _found(
     )
 
 
-def _batches_differ(path: str, far: Difference, run: Run) -> Finding:
+def _batches_differ(path: str, far: Difference, run: TrainingRun) -> Finding:
     return RULE.found(
         path,
         f"in {HISTORY} of {HISTORY} steps the batches of rank {far.position} differed from those of the others in the "
@@ -150,25 +155,25 @@ class _Watcher(Watcher):
         self.batches: dict[str, Moments] = {}  # of this step
         self.turns: dict[str, deque[Turn]] = {}  # the batches of all ranks, in place of the calls of a step
 
-    def on_begin(self, run: Run) -> Iterator[Finding]:
+    def on_begin(self, run: TrainingRun) -> Iterator[Finding]:
         flat = [path for path, layer in run.layers.items() if _flat(norm_of(path, layer))]
         self.paths = spread(flat, LAYERS)
         names = ";".join(f"{path} {run.layers[path].num_features}" for path in self.paths)
         self.board = Board(f"{zlib.crc32(names.encode()):08x}") if self.paths else None
         yield from ()
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         if seen.updates:
             self.moved.add(seen.path)
             if run.looking and seen.path in self.paths and seen.path not in self.batches and self._compares(run, seen):
                 self.batches[seen.path] = seen.moments
         yield from ()
 
-    def _compares(self, run: Run, seen: Pass) -> bool:
+    def _compares(self, run: TrainingRun, seen: Pass) -> bool:
         alone = self.board is None or self.board.store is None or self.entries - self.compared > PATIENCE
         return not alone and layer_is_local(seen.layer)
 
-    def on_step(self, run: Run) -> Iterator[Finding]:
+    def on_step(self, run: TrainingRun) -> Iterator[Finding]:
         if self.board is None or self.board.store is None:
             return
         due = run.step % run.every == 0
@@ -179,16 +184,16 @@ class _Watcher(Watcher):
             self.entries += 1
         self.batches.clear()
 
-    def on_end(self, run: Run) -> Iterator[Finding]:
+    def on_end(self, run: TrainingRun) -> Iterator[Finding]:
         if self.board is not None and self.board.store is not None:
             yield from self._compare(run)
             self.board.clear()
 
-    def lacks(self, run: Run) -> str:
+    def lacks(self, run: TrainingRun) -> str:
         alone = self.board is not None and self.board.ranks > 1 and self.entries > TWICE and self.compared < 0
         return "the monitor on every rank, with the same model" if alone else ""
 
-    def _numbers(self, run: Run) -> list[float]:
+    def _numbers(self, run: TrainingRun) -> list[float]:
         numbers: list[float] = []
         for path in self.paths:
             norm = norm_of(path, run.layers[path])
@@ -202,7 +207,7 @@ class _Watcher(Watcher):
             numbers += [float(count if path in self.moved else 0), *few]
         return numbers
 
-    def _compare(self, run: Run) -> Iterator[Finding]:
+    def _compare(self, run: TrainingRun) -> Iterator[Finding]:
         """Compare the last entry, once all ranks have put it up."""
         entry = self.entries - 1
         rows = self.board.read(entry) if self.board is not None and entry > self.compared else None

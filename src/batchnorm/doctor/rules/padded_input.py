@@ -46,10 +46,9 @@ import torch
 from torch import Tensor
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject, spread
 from batchnorm.doctor.tallies import FED, SHARED, shared, training_norms
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.functional import moments
 from batchnorm.moments import Moments, merged
 from batchnorm.nested import tensors_in
@@ -238,11 +237,11 @@ class _Watcher(Watcher):
         self.tallies: dict[str, _Tally] = {}
         self.plain = False
 
-    def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
+    def on_call(self, run: TrainingRun, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
         self.plain = run.looking and unpadded(arguments, keywords)
         yield from ()
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         if not run.looking or not seen.from_batch or seen.mask is not None or seen.recomputed or seen.x.dim() < 3:
             return
         tally = self.tallies.setdefault(seen.path, _Tally())
@@ -253,7 +252,7 @@ class _Watcher(Watcher):
             if tally.batches >= LOOKS and (numbers := tally.verdict(seen.layer.eps)):
                 yield _found(seen.path, numbers, run.step)
 
-    def short(self, run: Run) -> str:
+    def short(self, run: TrainingRun) -> str:
         waiting = [tally.batches for tally in self.tallies.values() if tally.sides and tally.batches < LOOKS]
         return f"{max(waiting)} of {LOOKS} batches with what may be padding" if waiting else ""
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import difflib
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from batchnorm.errors import BatchNormError
-
-if TYPE_CHECKING:
-    from batchnorm.lab.judge.claim import Claim
+from batchnorm.lab.judge.claim import Claim
 
 NAMES = (
     "algebra",

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, TypeVar
 
+from batchnorm.errors import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -38,8 +40,6 @@ def started(what: str, total: int | None) -> Progress:
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from batchnorm.errors import printable
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)

@@ -8,6 +8,7 @@ import typer
 
 from batchnorm.errors import BatchNormError, printable
 from batchnorm.files import check_target, write_atomically
+from batchnorm.lab.runs.store import Store
 from batchnorm.report.command import announce, page_named
 from batchnorm.terminal import say
 
@@ -46,7 +47,6 @@ def claims(
     """
     from batchnorm.lab.claims import all_claims, claim_named
     from batchnorm.lab.judge.measure import state_of
-    from batchnorm.lab.runs.store import Store
 
     place = Store(store)
     if name:
@@ -97,7 +97,6 @@ def report(
     from batchnorm.lab.judge.markdown import to_markdown
     from batchnorm.lab.judge.measure import state_of
     from batchnorm.lab.judge.records import COMMAND, drawable, to_records
-    from batchnorm.lab.runs.store import Store
     from batchnorm.report.load import Run
     from batchnorm.report.page import write_page
 

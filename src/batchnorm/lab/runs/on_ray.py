@@ -19,6 +19,7 @@ from batchnorm import interrupts
 from batchnorm.errors import BatchNormError
 from batchnorm.extras import install
 from batchnorm.files import write_atomically
+from batchnorm.lab.runs.execute import execute
 from batchnorm.lab.runs.local import Outcome, Watch, outcome_of
 from batchnorm.lab.runs.store import Folder, Store
 
@@ -35,8 +36,6 @@ def carry_out(root: str, key: str, threads: int) -> dict[str, str]:
     >>> carry_out("batchnorm-lab", "0f3a5c7e9b1d", threads=1)  # doctest: +SKIP
     {}
     """
-    from batchnorm.lab.runs.execute import execute
-
     try:
         store = Store(root)
         execute(store.read(store.root / key), threads=threads)
