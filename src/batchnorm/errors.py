@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 def printable(text: str) -> str:
     r"""Escape every character that a terminal or a log would interpret instead of show.
@@ -45,6 +48,16 @@ def first_line(error: BaseException) -> str:
     'one'
     """
     return (str(error).strip().splitlines() or ["(no message)"])[0][:300]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a question after the name that was meant; empty if none is close.
+
+    >>> nearest("algebar", ["algebra", "noise"]), nearest("x", ["algebra"])
+    ("did you mean 'algebra'?", '')
+    """
+    found = get_close_matches(name, list(known), 1)
+    return f"did you mean {found[0]!r}?" if found else ""
 
 
 class NonFiniteBatch(BatchNormError, FloatingPointError):

@@ -106,6 +106,21 @@ def check_model(model: Any, where: str) -> None:
         )
 
 
+def check_shapes(model: nn.Module, where: str) -> None:
+    """Refuse a model with layers that do not know their shapes yet: it can neither be copied nor measured.
+
+    >>> check_shapes(nn.Sequential(nn.LazyLinear(2)), "fuse")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: fuse: 0 (LazyLinear) does not know its shapes yet; run the model once first
+    """
+    check_model(model, where)
+    for path, module in model.named_modules():
+        if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values()))):
+            name = f"{path or 'the model'} ({type(module).__name__})"
+            raise BatchNormError(f"{name} does not know its shapes yet", where=where, do="run the model once first")
+    check_weights(model, where)
+
+
 def check_ready(model: nn.Module, where: str) -> None:
     """Refuse a model whose modules cannot be watched one by one: a compiled one, or one without its weights.
 
@@ -113,16 +128,14 @@ def check_ready(model: nn.Module, where: str) -> None:
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: fold: the model (LazyLinear) does not know its shapes yet; run the model once first
     """
-    check_model(model, where)
+    check_shapes(model, where)
     for path, module in model.named_modules():
-        name = f"{path or 'the model'} ({type(module).__name__})"
-        if any(is_lazy(t) for t in [*module._parameters.values(), *module._buffers.values()]):
-            raise BatchNormError(f"{name} does not know its shapes yet", where=where, do="run the model once first")
         if type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules:  # importing it takes seconds
             raise BatchNormError(
-                f"{name} is compiled", where=where, do="give the model itself (its ._orig_mod), and compile the result"
+                f"{path or 'the model'} (OptimizedModule) is compiled",
+                where=where,
+                do="give the model itself (its ._orig_mod), and compile the result",
             )
-    check_weights(model, where)
 
 
 def check_weights(model: nn.Module, where: str) -> None:

@@ -9,7 +9,7 @@ from batchnorm.doctor.check import check
 from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.subject import BATCHES, Forward
 from batchnorm.errors import printable
-from batchnorm.transforms.freeze import Optimizers
+from batchnorm.optim import Optimizers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

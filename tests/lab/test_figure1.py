@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from batchnorm.commands import app
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Curve, Member
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.ensemble import Single
 from batchnorm.lab.figure1 import figures, run
 from batchnorm.lab.figure1.outcome import Entry, Outcome, Track, claims, sentence
@@ -26,7 +27,7 @@ from batchnorm.lab.figure1.records import from_records, to_records
 from batchnorm.lab.figure1.settings import PLAIN, WITH, Settings
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
 from batchnorm.lab.sources import load
-from batchnorm.lab.trainer import Examples, train
+from batchnorm.lab.trainer import train
 from batchnorm.records import RecordFile, read
 from batchnorm.report.load import Run
 from batchnorm.report.page import page

@@ -15,6 +15,7 @@ from batchnorm import probe
 from batchnorm.commands import app
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Member
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.landscape import figures, run
 from batchnorm.lab.landscape.outcome import CHANGE, LOSS, Outcome, Track, claims, sentence
 from batchnorm.lab.landscape.present import artefact, lines
@@ -23,7 +24,6 @@ from batchnorm.lab.landscape.settings import PLAIN, SCALED, WITH, Settings
 from batchnorm.lab.landscape.walk import norms, restored, scaled, walk
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
 from batchnorm.lab.sources import load
-from batchnorm.lab.trainer import Examples
 from batchnorm.records import RecordFile, read
 from batchnorm.report.load import Run
 from batchnorm.report.page import page

@@ -5,6 +5,7 @@ import torch
 from test_idx import written
 
 from batchnorm.errors import BatchNormError
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.depth import run as run_module
 from batchnorm.lab.depth.arms import SIZES, Settings, settings_for
 from batchnorm.lab.depth.outcome import choose_rate
@@ -14,7 +15,7 @@ from batchnorm.lab.depth.run import planned, run
 from batchnorm.lab.ensemble import Single
 from batchnorm.lab.heat import Job
 from batchnorm.lab.networks.conv_residual import ConvResidual
-from batchnorm.lab.trainer import Examples, train
+from batchnorm.lab.trainer import train
 
 SMALL = {"seeds": 1, "steps": 4, "every": 2, "batch_size": 8, "rates": (0.001, 0.01), "depths": (3,), "width": 2}
 

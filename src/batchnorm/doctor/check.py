@@ -17,9 +17,10 @@ from batchnorm.doctor.subject import BATCHES, NEEDS, Forward, Subject
 from batchnorm.errors import BatchNormError, BatchNormWarning, first_line
 from batchnorm.graph import check_ready, check_weights
 from batchnorm.kernels.storage import check_memory
+from batchnorm.optim import Optimizers
 from batchnorm.preserve import in_mode, parameters, untouched
 from batchnorm.records import HELD, Finding
-from batchnorm.transforms.freeze import Optimizers, check_optimizers
+from batchnorm.transforms.follow import check_optimizers
 
 PURPOSES = ("", "export")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, nearest
 from batchnorm.files import read_bytes
 from batchnorm.records import SEVERITIES
 
@@ -96,8 +95,7 @@ def _settings(table: Any, file: Path) -> Settings:
         raise BatchNormError("this is not a table", where=where, do="write [tool.batchnorm] and keys below it")
     for key in table:
         if key not in KEYS:
-            close = get_close_matches(key.replace("_", "-"), KEYS, 1)
-            meant = f"did you mean {close[0]}?" if close else f"the keys are {', '.join(KEYS)}"
+            meant = nearest(key.replace("_", "-"), KEYS) or f"the keys are {', '.join(KEYS)}"
             raise BatchNormError(f"there is no key {key!r}", where=where, do=meant)
     per_module = table.get("per-module-ignores", {})
     if not isinstance(per_module, dict):

@@ -10,7 +10,8 @@ from batchnorm.doctor.codes import chosen
 from batchnorm.doctor.run import MonitoredRun
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import check_ready
-from batchnorm.transforms.freeze import Optimizers, check_optimizers
+from batchnorm.optim import Optimizers
+from batchnorm.transforms.follow import check_optimizers
 
 _HERE = "monitor"
 Models = nn.Module | Mapping[str, nn.Module] | Iterable[nn.Module]

@@ -362,7 +362,13 @@ class BatchNorm3d(_Fast, nn.BatchNorm3d):
     dimensions = (5,)
 
 
-call.LAYERS.update({layer: layer.dimensions for layer in (BatchNorm1d, BatchNorm2d, BatchNorm3d)})
+# Ours for each of torch's.
+OURS: dict[type[nn.Module], type[_Fast]] = {
+    nn.BatchNorm1d: BatchNorm1d,
+    nn.BatchNorm2d: BatchNorm2d,
+    nn.BatchNorm3d: BatchNorm3d,
+}
+call.LAYERS.update({layer: layer.dimensions for layer in OURS.values()})
 
 
 torch_fusion.guard()

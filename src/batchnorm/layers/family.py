@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, nearest
 from batchnorm.layers import channel_norms
-from batchnorm.layers.group_counts import safe_groups as safe_groups
+from batchnorm.layers.group_counts import safe_groups
 from batchnorm.reference import FAMILY, Scheme
 
 _POSITIONS = {0: "(N, C)", 1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}
@@ -265,11 +264,11 @@ def find_brick(name: str, where: str = "make_norm") -> Brick:
     plain = name.lower().replace("_", "-") if isinstance(name, str) else ""
     if plain in BRICKS:
         return BRICKS[plain]
-    near = difflib.get_close_matches(plain, BRICKS, n=1)
+    near = nearest(plain, BRICKS)
     raise BatchNormError(
         f"there is no norm {name!r}",
         where=where,
-        do=(f"did you mean {near[0]!r}? Choose" if near else "choose") + f" one of {', '.join(BRICKS)}",
+        do=(f"{near} Choose" if near else "choose") + f" one of {', '.join(BRICKS)}",
     )
 
 

@@ -15,8 +15,9 @@ from batchnorm.observe.quantities import chosen
 from batchnorm.observe.quantities.histogram import BINS
 from batchnorm.observe.run import Watch
 from batchnorm.observe.sinks import sinks_of
+from batchnorm.optim import Optimizers
 from batchnorm.records import RecordFile
-from batchnorm.transforms.freeze import Optimizers, check_optimizers
+from batchnorm.transforms.follow import check_optimizers
 
 _HERE = "watch"
 

@@ -14,17 +14,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.calling import batch_forward
 from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
-from batchnorm.graph import check_forward
+from batchnorm.graph import check_forward, check_shapes
 from batchnorm.layers.accumulate import Seen, of_everybody
+from batchnorm.optim import Optimizers
 from batchnorm.records import Change, Report
-from batchnorm.transforms.follow import (
-    Optimizers,
-    carry_over,
-    check_changeable,
-    check_optimizers,
-    check_shapes,
-    copied_with,
-)
+from batchnorm.transforms.follow import carry_over, check_changeable, check_optimizers, copied_with
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.measuring import (
     Forward,

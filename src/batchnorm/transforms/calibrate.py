@@ -16,18 +16,12 @@ from batchnorm.calling import batch_forward
 from batchnorm.distributed.agreement import Together
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments
-from batchnorm.graph import check_forward
+from batchnorm.graph import check_forward, check_shapes
 from batchnorm.layers.batch import _Fast
 from batchnorm.moments import Moments, merged
+from batchnorm.optim import Optimizers
 from batchnorm.records import Change, Report
-from batchnorm.transforms.follow import (
-    Optimizers,
-    carry_over,
-    check_changeable,
-    check_optimizers,
-    check_shapes,
-    copied_with,
-)
+from batchnorm.transforms.follow import carry_over, check_changeable, check_optimizers, copied_with
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.measuring import (
     Forward,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,24 +16,23 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from batchnorm.calling import batch_forward, call_with
 from batchnorm.distributed.groups import hold
-from batchnorm.errors import BatchNormError
-from batchnorm.graph import check_forward
+from batchnorm.errors import BatchNormError, nearest
+from batchnorm.graph import check_forward, check_shapes
 from batchnorm.layers.family import find_brick
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.masked import MaskedBatchNorm
+from batchnorm.optim import Optimizers
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate, Report
 from batchnorm.transforms.bricks import OF_BATCHES, kind_of
 from batchnorm.transforms.exchange import Exchange, shared
 from batchnorm.transforms.follow import (
-    Optimizers,
     carry_over,
     check_changeable,
-    check_shapes,
+    check_optimizers,
     copied_with,
     join,
     scripted_norms,
-    several,
 )
 from batchnorm.transforms.freeze import check_reached
 from batchnorm.transforms.gradients import verify_gradients
@@ -116,7 +114,7 @@ running_mean, running_var, num_batches_tracked -> nothing
     check_forward(forward, _HERE)
     if not inplace or example is not None or data is not None:
         check_shapes(model, _HERE)
-    optimizers = several(optimizer, model, _HERE)
+    optimizers = check_optimizers(model, optimizer, _HERE)
     wanted = _chosen(model, where)
     batches = None if data is None else list(streamed(data, _HERE))
     if batches == []:
@@ -189,10 +187,10 @@ def _chosen(model: nn.Module, where: Where) -> Callable[[str, nn.Module], bool]:
     paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
     for name in names:
         if not any(_names(name, path) for path in paths):
-            near = difflib.get_close_matches(name, paths, n=1)
+            near = nearest(name, paths)
             raise BatchNormError(
                 f"the model has no module {name!r}", where=_HERE,
-                do=f"{f'did you mean {near[0]!r}? Use' if near else 'use'} names of model.named_modules(), or patterns",
+                do=f"{f'{near} Use' if near else 'use'} names of model.named_modules(), or patterns",
             )  # fmt: skip
     return lambda path, module: any(_names(name, path) for name in names)
 

@@ -22,11 +22,12 @@ from batchnorm.layers.family import make_norm
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.normed import Normed, append_norm
 from batchnorm.nested import few_samples
+from batchnorm.optim import Optimizers
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.drop_bias import held_bias, takes_steps
-from batchnorm.transforms.follow import check_changeable, join
-from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with, few_of
+from batchnorm.transforms.follow import carry_over, check_changeable, check_optimizers, copied_with, join
+from batchnorm.transforms.freeze import few_of
 from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
 from batchnorm.transforms.gradients import Step, apart, double, limit_in_float64, step
 from batchnorm.transforms.left_behind import left_behind

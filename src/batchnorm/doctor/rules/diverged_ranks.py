@@ -62,7 +62,7 @@ from batchnorm.doctor.subject import Norm, Subject, norm_of, spread
 from batchnorm.doctor.tallies import layer_is_local
 from batchnorm.doctor.turns import Difference, Turn, differ, difference
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
-from batchnorm.moments import Moments, merged
+from batchnorm.moments import Moments, distance, merged
 from batchnorm.records import Change, Finding, Report
 from batchnorm.transforms.measuring import replaced
 
@@ -79,7 +79,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     norms = [norm for norm in subject.norms if _flat(norm)]
     ranks = members(subject.process_group)
     for norm, parts in zip(norms, _of_all(norms, subject.process_group), strict=True):
-        off, apart = _differences(parts, norm.eps)
+        off, apart = distance(parts.mean, parts.var, *merged(parts)[1:], norm.eps)
         lost = ~(off.isfinite() & apart.isfinite())
         if bool(lost.all()):  # nobody has statistics that could be compared, or all were merged with such
             lost = ~(parts.mean.isfinite().all(1) & parts.var.isfinite().all(1))
@@ -97,14 +97,6 @@ def look(subject: Subject) -> Iterator[Finding]:
         far = int((off / OFF).maximum(apart / APART).argmax())
         if float(off.max()) > OFF or float(apart.max()) > APART:
             yield _found(norm.path, ranks, far, off, apart, parts)
-
-
-def _differences(parts: Moments, eps: float) -> tuple[Tensor, Tensor]:
-    """How far each rank's statistics are from those of all together: means, and logarithms of variances."""
-    whole = merged(parts)
-    width = whole.var + eps
-    off = ((parts.mean - whole.mean).square() / width).mean(1).sqrt()
-    return off, ((parts.var + eps) / width).log().square().mean(1).sqrt()
 
 
 def _found(
@@ -224,7 +216,7 @@ class _Watcher(Watcher):
             parts = Moments(counts[:, 0], mean, var)
             if not bool((counts > 0).all()):  # it does not train on some of them
                 continue
-            off, apart = _differences(parts, layer.eps)
+            off, apart = distance(parts.mean, parts.var, *merged(parts)[1:], layer.eps)
             beyond = float(off.max()) > MEAN or float(apart.max()) > VARIANCE  # not so if one is NaN: that is BN203's
             self.off[path] = self.off.get(path, 0) + 1 if beyond else 0
             if self.off[path] == TWICE:

@@ -50,7 +50,7 @@ from batchnorm.doctor.subject import Subject, spread
 from batchnorm.doctor.tallies import FED, SHARED, shared, training_norms
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.functional import moments
-from batchnorm.moments import Moments, merged
+from batchnorm.moments import Moments, distance, merged
 from batchnorm.nested import tensors_in
 from batchnorm.records import Finding
 
@@ -91,9 +91,7 @@ class _Tally:
         if not self.sides or self.sides.most_common(1)[0][1] < OFTEN * self.batches:
             return {}
         whole, real = (merged(Moments(*map(torch.stack, zip(*m, strict=True)))) for m in (self.all, self.real))
-        width = real.var + eps
-        off = float(((whole.mean - real.mean).square() / width).mean().sqrt())
-        apart = float(((whole.var + eps) / width).log().square().mean().sqrt())
+        off, apart = map(float, distance(whole.mean, whole.var, real.mean, real.var, eps))
         if not (off > OFF or apart > APART):
             return {}
         share = self.padded / self.positions

@@ -60,6 +60,7 @@ from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.layers.switches import uses
+from batchnorm.moments import distance
 from batchnorm.records import Finding, Report
 from batchnorm.transforms.calibrate import calibrate
 
@@ -82,10 +83,9 @@ class _Layer:
             return 0.0, 0.0
         if uses(self.copied)[0] or not (torch.equal(mean, self.mean) and torch.equal(var, self.var)):
             return 0.0, 0.0
-        eps = self.copied.eps
-        away = (theirs.running_mean.to(mean) - mean) / (var + eps).sqrt()
-        factor = ((theirs.running_var.to(var) + eps) / (var + eps)).log()
-        return float(away.double().square().mean().sqrt()), float(factor.double().square().mean().sqrt())
+        here = theirs.running_mean.to(mean).double(), theirs.running_var.to(var).double()
+        away, factor = distance(*here, mean.double(), var.double(), self.copied.eps)
+        return float(away), float(factor)
 
 
 class _Watcher(Watcher):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 from typing import cast
 
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, nearest
 from batchnorm.lab.judge.claim import Claim
 
 NAMES = (
@@ -63,9 +62,7 @@ def claim_named(name: str) -> Claim:
     batchnorm.errors.BatchNormError: there is no claim 'algebar'; did you mean 'algebra'?
     """
     if name not in NAMES:
-        close = difflib.get_close_matches(name, NAMES, 1)
-        hint = f"did you mean {close[0]!r}?" if close else "see batchnorm claims"
-        raise BatchNormError(f"there is no claim {name!r}", do=hint)
+        raise BatchNormError(f"there is no claim {name!r}", do=nearest(name, NAMES) or "see batchnorm claims")
     module = import_module(f"batchnorm.lab.claims.{name.replace('-', '_')}")
     return cast("Claim", module.CLAIM)
 

@@ -20,7 +20,7 @@ import torch
 from batchnorm import interrupts
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.data import digits, sets
-from batchnorm.lab.data.examples import examples
+from batchnorm.lab.data.examples import Examples, examples
 from batchnorm.lab.depth.arms import (
     MEDIUM,
     NORMALISED,
@@ -42,7 +42,7 @@ from batchnorm.lab.networks.residual import Residual, ResidualCopies
 from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.summary import at_rate, typical_best
 from batchnorm.lab.train import Progress
-from batchnorm.lab.trainer import Examples, train, train_apart
+from batchnorm.lab.trainer import train, train_apart
 
 FIRST_PART, LARGEST_PART = 14, 30  # copies that one thread trains together: small while others would wait
 VALIDATED = 1000  # images: more would take longer than the training between two validations

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from batchnorm import interrupts
 from batchnorm.lab.curves import Curve, Member
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.depth.arms import TUNING_SEEDS, Arm
 from batchnorm.lab.depth.run import peak_megabytes
 from batchnorm.lab.figure1.outcome import Entry, Outcome, Track, choose_rate
@@ -27,7 +28,7 @@ from batchnorm.lab.networks.layered import Layered, LayeredCopies
 from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.sources import Source
 from batchnorm.lab.train import Progress
-from batchnorm.lab.trainer import Examples, train
+from batchnorm.lab.trainer import train
 
 OBSERVED = 1000  # validation images of which the percentiles are taken
 LARGEST_PART = 8

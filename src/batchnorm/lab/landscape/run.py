@@ -17,6 +17,7 @@ from torch import Tensor
 
 from batchnorm import interrupts
 from batchnorm.lab.curves import Curve, Member
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.depth.arms import Arm
 from batchnorm.lab.depth.run import peak_megabytes
 from batchnorm.lab.heat import Job, Watch, crew
@@ -27,7 +28,7 @@ from batchnorm.lab.networks.layered import Layered, LayeredCopies
 from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.sources import Source
 from batchnorm.lab.train import Progress
-from batchnorm.lab.trainer import Examples, copy_losses, descend, orders, rates, validate
+from batchnorm.lab.trainer import copy_losses, descend, orders, rates, validate
 
 DIGITS = 5  # of what is recorded, so that records are short
 QUANTITIES = ("loss low", "loss high", "change low", "change high", "weights")

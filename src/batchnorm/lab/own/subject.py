@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.batches import load_batches
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, first_line
 from batchnorm.lab.data.digits import SPLIT_SEED, stratified_split
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.ensemble import Copies
-from batchnorm.lab.trainer import Examples
 from batchnorm.specs import called, made_by
 from batchnorm.transforms.insert import insert
 
@@ -160,5 +160,5 @@ def obstacle(networks: Sequence[nn.Module], data: Examples, batch_size: int) -> 
             copies.gradients(copies.scores(torch.stack([batch, batch])).sum((1, 2)))
             copies.evaluate(batch)
         except Exception as error:  # whatever the user's forward does that vmap does not know
-            return str(error).splitlines()[0] if str(error) else type(error).__name__
+            return first_line(error) if str(error) else type(error).__name__
     return ""

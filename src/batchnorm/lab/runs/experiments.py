@@ -5,14 +5,13 @@ To add one, write a module with ``OPTIONS``, ``run(options, recorder)`` and, if 
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
 
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, nearest
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.lab.runs.run import Run
 
@@ -72,8 +71,7 @@ def module_of(experiment: str) -> Any:
     batchnorm.errors.BatchNormError: there is no experiment 'trian'; did you mean 'train'?
     """
     if experiment not in EXPERIMENTS:
-        close = difflib.get_close_matches(experiment, EXPERIMENTS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(EXPERIMENTS)}"
+        hint = nearest(experiment, EXPERIMENTS) or f"choose one of {', '.join(EXPERIMENTS)}"
         raise BatchNormError(f"there is no experiment {experiment!r}", do=hint)
     return import_module(EXPERIMENTS[experiment][0])
 
@@ -107,8 +105,7 @@ def runs_of(experiment: str, given: Sequence[str]) -> list[Run]:
         if not equals:
             raise BatchNormError(f"--set {text} has no value", do=f"write --set {text}=VALUE")
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(known)}"
+            hint = nearest(name, known) or f"it has {', '.join(known)}"
             raise BatchNormError(f"{experiment} has no option {name!r}", do=hint)
         if name in chosen:
             raise BatchNormError(f"{name} is set twice", do=f"write --set {name}=A,B for a run with each")
