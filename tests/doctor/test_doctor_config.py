@@ -65,8 +65,8 @@ def test_no_table(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('[tool.batchnorm]\nselct = ["BN1"]', "there is no key 'selct'; did you mean select?"),
-        ('[tool.batchnorm]\nfail_on = "error"', "there is no key 'fail_on'; did you mean fail-on?"),
+        ('[tool.batchnorm]\nselct = ["BN1"]', "there is no key 'selct'; did you mean 'select'?"),
+        ('[tool.batchnorm]\nfail_on = "error"', "there is no key 'fail_on'; did you mean 'fail-on'?"),
         ("[tool.batchnorm]\nzzz = 1", "there is no key 'zzz'; the keys are select, ignore, fail-on, format"),
         ('[tool.batchnorm]\nselect = "BN1"', "select is 'BN1'; write a list of rules"),
         ("[tool.batchnorm]\nignore = [1]", r"ignore is \[1\]; write a list of rules"),

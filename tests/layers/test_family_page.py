@@ -7,7 +7,7 @@ import torch
 from family_cases import NAMES
 from torch import nn
 
-from batchnorm.bench import bricks_page, measure
+from batchnorm.bench import bricks_page
 from batchnorm.layers.family import BRICKS
 
 PAGE = Path(__file__).parents[2] / "docs" / "bricks.md"
@@ -60,7 +60,7 @@ def test_quartiles_of_two_ratios_lie_between_them(monkeypatch):
     def rounds(steps, count):
         return {name: (1.0, 1.0) if not name else (1.0, 9.0) for name in steps}
 
-    monkeypatch.setattr(measure, "alternate", rounds)
+    monkeypatch.setattr(bricks_page, "alternate", rounds)
     for by_layout in bricks_page.measure_costs(rounds=2, shape=(2, 4, 3, 3)).values():
         assert set(by_layout.values()) == {(5.0, 3.0, 7.0)}
 
