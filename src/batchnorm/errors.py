@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 def printable(text: str) -> str:
@@ -41,6 +40,18 @@ def _rebuild(cls: type[BatchNormError], problem: str, where: str, do: str) -> Ba
     return cls(problem, where=where, do=do)
 
 
+def did_you_mean(word: str, known: Iterable[str], otherwise: str) -> str:
+    """Ask whether the nearest known word was meant; ``otherwise`` is the advice if none is near.
+
+    >>> did_you_mean("algebar", ["algebra", "race"], "see batchnorm claims")
+    "did you mean 'algebra'?"
+    """
+    from difflib import get_close_matches
+
+    near = get_close_matches(word, list(known), 1)
+    return f"did you mean {near[0]!r}?" if near else otherwise
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of a message, which may be long.
 
@@ -48,16 +59,6 @@ def first_line(error: BaseException) -> str:
     'one'
     """
     return (str(error).strip().splitlines() or ["(no message)"])[0][:300]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a question after the name that was meant; empty if none is close.
-
-    >>> nearest("algebar", ["algebra", "noise"]), nearest("x", ["algebra"])
-    ("did you mean 'algebra'?", '')
-    """
-    found = get_close_matches(name, list(known), 1)
-    return f"did you mean {found[0]!r}?" if found else ""
 
 
 class NonFiniteBatch(BatchNormError, FloatingPointError):

@@ -90,7 +90,7 @@ def measure_facts(name: str, channels: int = 16) -> dict[str, str]:
     >>> measure_facts("group")["in evaluation"]
     'no'
     """
-    site = _Site(name, channels)
+    site = _BrickSite(name, channels)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, channels, 5, 5, generator=generator)
     other = torch.cat([x[:1], 3 * torch.randn(7, channels, 5, 5, generator=generator) + 1])
@@ -114,7 +114,7 @@ def measure_facts(name: str, channels: int = 16) -> dict[str, str]:
     return facts
 
 
-class _Site(nn.Module):
+class _BrickSite(nn.Module):
     """A norm where a network has it: behind a layer that leaves its input as it is, so that it is the norm's."""
 
     def __init__(self, name: str, channels: int, kernel: int = 1) -> None:
@@ -172,7 +172,7 @@ def measure_costs(rounds: int = 25, shape: tuple[int, ...] = SHAPE) -> dict[str,
         steps: dict[str, Callable[[], Any]] = {"": _step(nn.BatchNorm2d(shape[1]), x, dy)}
         for row in table():
             if row.present():
-                steps[row.name] = _step(_Site(row.name, shape[1], kernel=3), x, dy)
+                steps[row.name] = _step(_BrickSite(row.name, shape[1], kernel=3), x, dy)
         times = {name: Measurement("time", {}, samples) for name, samples in alternate(steps, rounds).items()}
         for name, measured in times.items():
             if name:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from batchnorm.errors import BatchNormError, nearest
+from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.files import read_bytes
 from batchnorm.records import SEVERITIES
 
@@ -95,8 +95,8 @@ def _settings(table: Any, file: Path) -> Settings:
         raise BatchNormError("this is not a table", where=where, do="write [tool.batchnorm] and keys below it")
     for key in table:
         if key not in KEYS:
-            meant = nearest(key.replace("_", "-"), KEYS) or f"the keys are {', '.join(KEYS)}"
-            raise BatchNormError(f"there is no key {key!r}", where=where, do=meant)
+            hint = did_you_mean(key.replace("_", "-"), KEYS, f"the keys are {', '.join(KEYS)}")
+            raise BatchNormError(f"there is no key {key!r}", where=where, do=hint)
     per_module = table.get("per-module-ignores", {})
     if not isinstance(per_module, dict):
         raise BatchNormError(

@@ -29,7 +29,7 @@ class Turn:
 
 
 @dataclass
-class _Layer:
+class _LayerTurns:
     number: int = 0
     now: Turn = field(default_factory=Turn)
     measuring: bool = False
@@ -45,7 +45,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._layers: dict[str, _Layer] = {}
+        self._layers: dict[str, _LayerTurns] = {}
         self._parts: set[str] = set()
         self._judged = False
 
@@ -65,7 +65,7 @@ class Turns:
             if part in self._parts or len(self._layers) >= LAYERS:
                 return
             self._parts.add(part)
-            layer = self._layers[seen.path] = _Layer(seen.turn)
+            layer = self._layers[seen.path] = _LayerTurns(seen.turn)
         if seen.turn != layer.number:
             yield from self._close(run, seen.path, layer)
             layer.number, layer.now = seen.turn, Turn()
@@ -91,7 +91,7 @@ class Turns:
         for path, layer in self._layers.items():
             yield from self._close(run, path, layer)
 
-    def _close(self, run: TrainingRun, path: str, layer: _Layer) -> Iterator[tuple[str, list[Turn]]]:
+    def _close(self, run: TrainingRun, path: str, layer: _LayerTurns) -> Iterator[tuple[str, list[Turn]]]:
         turn, several = layer.now, len(layer.now.calls) > 1
         layer.several = layer.several + 1 if several else 0
         if layer.measuring and several and len(turn.moments) == len(turn.calls):

@@ -18,7 +18,7 @@ from batchnorm.terminal import say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from batchnorm.lab.signal import Recipe
+    from batchnorm.lab.signal import SignalRecipe
 
 FOLDER = Path("batchnorm-watch")
 
@@ -61,13 +61,15 @@ def watch_demo(
         check_picture(gif)
     from rich.console import Console
 
-    from batchnorm.lab.signal import Recipe, write
+    from batchnorm.lab.signal import SignalRecipe, write
     from batchnorm.report.load import Run
     from batchnorm.report.moving import write_film
     from batchnorm.report.page import write_page
 
     console = Console(highlight=False)
-    recipe = Recipe(init=init, rate=rate, momentum=momentum, steps=steps, every=every, activation=activation, seed=seed)
+    recipe = SignalRecipe(
+        init=init, rate=rate, momentum=momentum, steps=steps, every=every, activation=activation, seed=seed
+    )
     records = signal_of(recipe, console, out / SIGNAL, force=force)
     for line in summary_lines(records):
         console.print(line, soft_wrap=True)
@@ -91,10 +93,10 @@ def check_picture(path: Path) -> None:
     check_target("--gif", path)
 
 
-def signal_of(recipe: Recipe, console: Console, file: Path | None = None, *, force: bool = False) -> RecordFile:
+def signal_of(recipe: SignalRecipe, console: Console, file: Path | None = None, *, force: bool = False) -> RecordFile:
     """Record the signal on one thread, with a bar on a terminal: the matrices are too small to share.
 
-    >>> signal_of(Recipe(), Console())  # doctest: +SKIP
+    >>> signal_of(SignalRecipe(), Console())  # doctest: +SKIP
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

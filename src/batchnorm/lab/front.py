@@ -13,7 +13,7 @@ import typer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
-from batchnorm.lab.runs.run import Run
+from batchnorm.lab.runs.run import LabRun
 from batchnorm.lab.runs.store import CHECKPOINT, Store
 from batchnorm.records import RecordFile, checked, plain, read, values_of
 from batchnorm.report.command import announce
@@ -72,7 +72,7 @@ def check_outputs(threads: int, json: Path | None, svg: Path | None, out: Path |
 
 
 def recorded(
-    asked: Run,
+    asked: LabRun,
     by: Callable[..., Mapping[str, Any]],
     *,
     threads: int,
@@ -83,7 +83,7 @@ def recorded(
 ) -> RecordFile:
     """Return the records of a run: those of the store if it is finished; else it is carried out, or goes on.
 
-    >>> recorded(Run("race", asdict(Settings())), race, threads=2, file=Path("race.json"))  # doctest: +SKIP
+    >>> recorded(LabRun("race", asdict(Settings())), race, threads=2, file=Path("race.json"))  # doctest: +SKIP
 
     ``by`` is called with the options, a recorder and what is given in ``more``. A ``file`` that another run left is
     refused: nothing is replaced without ``force``. Unless it is to ``keep`` the run, nothing stays.
@@ -139,7 +139,7 @@ def check_same(out: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) ->
         raise BatchNormError(f"{out} holds a run with {words}", do=REPLACE)
 
 
-def run_of(experiment: str, settings: Any, **more: Any) -> Run:
+def run_of(experiment: str, settings: Any, **more: Any) -> LabRun:
     """Return the run of a command, named after the settings that are not the defaults.
 
     >>> from batchnorm.lab.options import Options
@@ -149,7 +149,7 @@ def run_of(experiment: str, settings: Any, **more: Any) -> Run:
     usual = {field.name: field.default for field in fields(settings)}
     own = {key: value for key, value in asdict(settings).items() if value != usual[key]}
     words = [f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in own.items()]
-    return Run(experiment, {**asdict(settings), **more}, " ".join([experiment, *words]))
+    return LabRun(experiment, {**asdict(settings), **more}, " ".join([experiment, *words]))
 
 
 def watched(console: Console, steps: int, total: int) -> AbstractContextManager[Watch]:

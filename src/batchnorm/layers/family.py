@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from batchnorm.errors import BatchNormError, nearest
+from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.layers import channel_norms
 from batchnorm.layers.group_counts import safe_groups
 from batchnorm.reference import FAMILY, Scheme
@@ -264,7 +264,7 @@ def find_brick(name: str, where: str = "make_norm") -> Brick:
     plain = name.lower().replace("_", "-") if isinstance(name, str) else ""
     if plain in BRICKS:
         return BRICKS[plain]
-    near = nearest(plain, BRICKS)
+    near = did_you_mean(plain, BRICKS, "")
     raise BatchNormError(
         f"there is no norm {name!r}",
         where=where,

@@ -19,7 +19,7 @@ from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.layers.recurrent_cells import GRUStep, LSTMStep, Recurrent, States
 
 
-class Stack(Recurrent):
+class RecurrentStack(Recurrent):
     """A stack of recurrent layers with the arguments of ``torch.nn.LSTM`` and ``torch.nn.GRU``."""
 
     num_layers: int
@@ -182,7 +182,7 @@ def _node(module: Recurrent, input: Any, hx: Any) -> Any:
     return tracer.create_proxy("call_module", tracer.path_of_module(module), (input, hx), {})
 
 
-class BatchNormLSTM(LSTMStep, Stack):
+class BatchNormLSTM(LSTMStep, RecurrentStack):
     """An LSTM with batch normalisation at every time step, used as ``torch.nn.LSTM`` is.
 
     >>> lstm = BatchNormLSTM(3, 5, max_length=40)
@@ -235,7 +235,7 @@ class BatchNormLSTM(LSTMStep, Stack):
         return output, (h, c)
 
 
-class BatchNormGRU(GRUStep, Stack):
+class BatchNormGRU(GRUStep, RecurrentStack):
     """A GRU with batch normalisation at every time step, used as ``torch.nn.GRU`` is.
 
     >>> gru = BatchNormGRU(3, 5, num_layers=2)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.kernels.storage import check_memory
-from batchnorm.layers.recurrent_norm import StepBatchNorm, Walk
+from batchnorm.layers.recurrent_norm import StepBatchNorm, StepWalk
 from batchnorm.layers.switches import Switches
 
 States = tuple[Tensor, ...]
@@ -79,7 +79,7 @@ class Recurrent(Switches):
             for tensor in (data, *states):
                 check_memory(tensor, "the input", type(self).__name__)
         norms = {
-            name: Walk(getattr(self, f"norm_{name}{suffix}"), len(sizes), first)
+            name: StepWalk(getattr(self, f"norm_{name}{suffix}"), len(sizes), first)
             for name in ("ih", "hh", "c")
             if hasattr(self, f"norm_{name}{suffix}")
         }
@@ -105,7 +105,7 @@ class Recurrent(Switches):
         return None
 
     def _step(
-        self, x: Tensor, states: States, product: Tensor, beta: Tensor | None, norms: dict[str, Walk], step: int
+        self, x: Tensor, states: States, product: Tensor, beta: Tensor | None, norms: dict[str, StepWalk], step: int
     ) -> States:
         raise NotImplementedError
 
@@ -185,7 +185,7 @@ class LSTMStep(Recurrent):
         self.add_module(f"norm_c{suffix}", StepBatchNorm(self.hidden_size, beta=True, **normalizer, **like))
 
     def _step(
-        self, x: Tensor, states: States, product: Tensor, beta: Tensor | None, norms: dict[str, Walk], step: int
+        self, x: Tensor, states: States, product: Tensor, beta: Tensor | None, norms: dict[str, StepWalk], step: int
     ) -> States:
         # x holds the normalised input and the bias; the kernel adds it while it normalises the other product.
         i, f, g, o = norms["hh"](product, step, residual=x).chunk(4, 1)
@@ -210,7 +210,7 @@ class GRUStep(Recurrent):
         return None if bias is None else F.pad(bias, (2 * self.hidden_size, 0))
 
     def _step(
-        self, x: Tensor, states: States, product: Tensor, beta: Tensor | None, norms: dict[str, Walk], step: int
+        self, x: Tensor, states: States, product: Tensor, beta: Tensor | None, norms: dict[str, StepWalk], step: int
     ) -> States:
         parts = [2 * self.hidden_size, self.hidden_size]
         x_rz, x_n = torch.split(x, parts, 1)

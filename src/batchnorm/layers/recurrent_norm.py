@@ -92,7 +92,7 @@ class StepBatchNorm(_Fast):
         True
         """
         self._check_input_dim(input)
-        walk = Walk(self, 1, step)
+        walk = StepWalk(self, 1, step)
         y = walk(input, step, residual=residual)
         walk.end()
         return y
@@ -114,11 +114,11 @@ class StepBatchNorm(_Fast):
         return rows[torch.arange(first, first + length, device=seen.device).clamp(max=self.max_length - 1)]
 
 
-class Walk:
+class StepWalk:
     """One walk of a `StepBatchNorm` through the steps of a batch: what is the same at all of them is found out once.
 
     >>> norm = StepBatchNorm(2)
-    >>> walk = Walk(norm, length=2)
+    >>> walk = StepWalk(norm, length=2)
     >>> first = walk(torch.randn(4, 2), 0)
     >>> second = walk(torch.randn(3, 2), 1)
     >>> walk.end()
@@ -177,7 +177,7 @@ class Walk:
     def products(self, data: Tensor, matrix: Tensor, sizes: list[int], bias: Tensor | None) -> list[Tensor]:
         """Multiply and normalise all steps at once: ``data`` has ``sizes[0]`` rows of the first, then ``sizes[1]``.
 
-        >>> walk = Walk(StepBatchNorm(2), length=3)
+        >>> walk = StepWalk(StepBatchNorm(2), length=3)
         >>> [tuple(y.shape) for y in walk.products(torch.randn(9, 5), torch.randn(2, 5), [4, 3, 2], None)]
         [(4, 2), (3, 2), (2, 2)]
 

@@ -23,7 +23,7 @@ from batchnorm.distributed.ledger import (
     OBSERVE,
     TRAINING,
     UPDATE,
-    Line,
+    CallEntry,
     ledger_of,
     passed_by,
 )
@@ -106,16 +106,18 @@ class Synchronised(_Fast):
             return super()._has_one_value(x, mask)
         return False  # how many values there are is known after the exchange
 
-    def _whole_moments(self, x: Tensor, mask: Tensor | None, flags: int, group: Any) -> tuple[Moments, Line, list[int]]:
+    def _whole_moments(
+        self, x: Tensor, mask: Tensor | None, flags: int, group: Any
+    ) -> tuple[Moments, CallEntry, list[int]]:
         """Merge the moments of all ranks: the one exchange of a forward pass."""
         self._check_channels(x)
         return self._exchange(local_moments(x, mask=mask), flags, group)
 
-    def _exchange(self, local: Moments, flags: int, group: Any) -> tuple[Moments, Line, list[int]]:
+    def _exchange(self, local: Moments, flags: int, group: Any) -> tuple[Moments, CallEntry, list[int]]:
         ledger = ledger_of(group)
         seat = ledger.seat(self, self.num_features)
         seat.calls += 1
-        line = Line(seat, seat.calls, FORWARD, flags | (TRAINING if self.training else 0))
+        line = CallEntry(seat, seat.calls, FORWARD, flags | (TRAINING if self.training else 0))
         rows, all_flags = gather(torch.cat((local.count.view(1), local.mean, local.var)), line, group)
         parts = Moments(rows[:, 0], rows[:, 1 : 1 + self.num_features], rows[:, 1 + self.num_features :])
         return merged(parts), line, all_flags

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchnorm.calling import batch_forward
 from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
 from batchnorm.graph import check_forward, check_shapes
-from batchnorm.layers.accumulate import Seen, of_everybody
+from batchnorm.layers.accumulate import AccumulatedMoments, of_everybody
 from batchnorm.optim import Optimizers
 from batchnorm.records import Change, Report
 from batchnorm.transforms.follow import carry_over, check_changeable, check_optimizers, copied_with
@@ -156,9 +156,9 @@ def _observe(
     steps: int,
     lr: float,
     progress: bool,
-) -> dict[_BatchNorm, _Site]:
+) -> dict[_BatchNorm, _ExampleMoments]:
     """Show the model all batches, and return what each layer saw (in the last step of each batch)."""
-    model, seen = adapted.model, {layer: _Site() for _, layer in layers}
+    model, seen = adapted.model, {layer: _ExampleMoments() for _, layer in layers}
     learning = [p for layer in seen for p in (layer.weight, layer.bias) if p is not None]
     learning = list({id(p): p for p in learning}.values())
     entropy = method == "entropy"
@@ -191,12 +191,12 @@ def _observe(
     return seen
 
 
-class _Site:
+class _ExampleMoments:
     """What one layer saw: its moments, and those of its examples, to tell a shuffled stream from a sorted one."""
 
     def __init__(self) -> None:
-        self.all = Seen()
-        self.examples = Seen()  # each by its mean over positions
+        self.all = AccumulatedMoments()
+        self.examples = AccumulatedMoments()  # each by its mean over positions
         self.within = torch.zeros(())  # sum over batches of the squares of examples about their batch's mean
         self.batches = 0
 
@@ -231,7 +231,7 @@ class _Site:
 @torch.no_grad()
 def _write(
     layers: list[tuple[str, _BatchNorm]],
-    seen: dict[_BatchNorm, _Site],
+    seen: dict[_BatchNorm, _ExampleMoments],
     prior: float,
     left: dict[str, str],
     state: State,

@@ -158,7 +158,7 @@ def calibrate(
     state = State(model, [layer for _, layer in layers])
     calibrated = Calibrated(model, state)
     begun = _Count()
-    seen = {layer: _Site(layer, formula, begun) for _, layer in layers}
+    seen = {layer: _StreamMoments(layer, formula, begun) for _, layer in layers}
     shown = sys.stderr.isatty() if progress is None else progress
     try:
         with ExitStack() as stack:
@@ -203,7 +203,7 @@ class _Count:
         self.counted = self.refused = False
 
 
-class _Site:
+class _StreamMoments:
     """What one layer saw: the moments of stretches of the stream, and what the paper's formula needs."""
 
     def __init__(self, layer: _BatchNorm, formula: str, begun: _Count) -> None:
@@ -276,7 +276,7 @@ def _pair(one: Moments, other: Moments) -> Moments:
 
 def _rounds(
     stream: Iterable[Any],
-    seen: dict[_BatchNorm, _Site],
+    seen: dict[_BatchNorm, _StreamMoments],
     begun: _Count,
     model: nn.Module,
     forward: Forward,
@@ -303,7 +303,7 @@ def _rounds(
 
 
 def _total(
-    seen: dict[_BatchNorm, _Site], layers: list[tuple[str, _BatchNorm]], group: Together, begun: _Count
+    seen: dict[_BatchNorm, _StreamMoments], layers: list[tuple[str, _BatchNorm]], group: Together, begun: _Count
 ) -> _Total:
     """Bring together what all processes saw."""
     numbers = [torch.tensor([begun.batches - begun.rejected, begun.samples, begun.rejected], dtype=torch.float64)]

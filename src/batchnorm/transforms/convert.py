@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from batchnorm.calling import batch_forward, call_with
 from batchnorm.distributed.groups import hold
-from batchnorm.errors import BatchNormError, nearest
+from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.graph import check_forward, check_shapes
 from batchnorm.layers.family import find_brick
 from batchnorm.layers.foreign import keeps_statistics
@@ -187,11 +187,11 @@ def _chosen(model: nn.Module, where: Where) -> Callable[[str, nn.Module], bool]:
     paths = [path for path, _ in model.named_modules(remove_duplicate=False)]
     for name in names:
         if not any(_names(name, path) for path in paths):
-            near = nearest(name, paths)
             raise BatchNormError(
-                f"the model has no module {name!r}", where=_HERE,
-                do=f"{f'{near} Use' if near else 'use'} names of model.named_modules(), or patterns",
-            )  # fmt: skip
+                f"the model has no module {name!r}",
+                where=_HERE,
+                do=did_you_mean(name, paths, "use names of model.named_modules(), or patterns"),
+            )
     return lambda path, module: any(_names(name, path) for name in names)
 
 

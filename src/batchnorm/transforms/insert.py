@@ -17,7 +17,7 @@ from batchnorm.calling import batch_forward, call_with
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.graph import trace
-from batchnorm.layers.accumulate import Seen
+from batchnorm.layers.accumulate import AccumulatedMoments
 from batchnorm.layers.family import make_norm
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.normed import Normed, append_norm
@@ -312,9 +312,9 @@ def _make(
 
 def _measure(
     model: nn.Module, graph: Graph, places: dict[str, nn.Module], batches: Iterable[Any] | Tensor, forward: Forward
-) -> dict[str, Seen]:
+) -> dict[str, AccumulatedMoments]:
     """What the layers make of the batches, in evaluation mode."""
-    seen = {path: Seen() for path in places}
+    seen = {path: AccumulatedMoments() for path in places}
     with ExitStack() as stack:
         stack.enter_context(untouched(model))
         stack.enter_context(torch.no_grad())
@@ -334,7 +334,7 @@ def _measure(
 
 
 @torch.no_grad()
-def _keep_function(path: str, norm: nn.Module, seen: Seen, bias: Tensor | None) -> None:
+def _keep_function(path: str, norm: nn.Module, seen: AccumulatedMoments, bias: Tensor | None) -> None:
     """Let a BN layer give what it is given, in evaluation, with the bias that was before it."""
     if not isinstance(norm, _BatchNorm) or norm.running_mean is None or norm.running_var is None:
         raise BatchNormError(

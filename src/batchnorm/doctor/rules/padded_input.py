@@ -64,7 +64,7 @@ FEW = 4  # channels that are compared first
 REPAIR = "bn.MaskedBatchNorm, or bn.BatchNorm1d/2d/3d with mask=lengths"
 
 
-class _Tally:
+class _PaddingTally:
     """The moments of one layer's padded inputs, with the padding and without it, and how many batches have any."""
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ class _Watcher(Watcher):
     """Adds up the batches of every layer; those of a call whose own input has no padding are not inspected."""
 
     def __init__(self) -> None:
-        self.tallies: dict[str, _Tally] = {}
+        self.tallies: dict[str, _PaddingTally] = {}
         self.plain = False
 
     def on_call(self, run: TrainingRun, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
@@ -242,7 +242,7 @@ class _Watcher(Watcher):
     def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         if not run.looking or not seen.from_batch or seen.mask is not None or seen.recomputed or seen.x.dim() < 3:
             return
-        tally = self.tallies.setdefault(seen.path, _Tally())
+        tally = self.tallies.setdefault(seen.path, _PaddingTally())
         if self.plain:
             tally.batches += 1
         else:
@@ -256,4 +256,4 @@ class _Watcher(Watcher):
 
 
 RULE = Rule("BN206", "padded-input", "warning", __doc__, look, ("model", "example"), watch=_Watcher)
-SHARED[RULE.code] = lambda subject: {layer: _Tally() for layer in training_norms(subject).values()}
+SHARED[RULE.code] = lambda subject: {layer: _PaddingTally() for layer in training_norms(subject).values()}

@@ -39,7 +39,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchnorm.doctor.activations import CARRIERS, KINDS, READERS, Following, Listening, Signal, measure, worst
+from batchnorm.doctor.activations import (
+    CARRIERS,
+    KINDS,
+    READERS,
+    ActivationOutput,
+    Following,
+    Listening,
+    measure,
+    worst,
+)
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
@@ -63,7 +72,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     """Run some batches, or the example, through a copy in training mode."""
     given = subject.batches[:BATCHES] or [subject.example]
     run = subject.run_batch if subject.batches else subject.run
-    found: list[Signal] = []
+    found: list[ActivationOutput] = []
     for training in (True, False):
         model = in_mode(copy.deepcopy(subject.net), training)
         found.clear()
@@ -120,7 +129,7 @@ def _differ(given: Any) -> bool:
     return any(bool((t[:1] != t[1:]).any()) for t in tensors)
 
 
-def _judge(signal: Signal, differing: bool, step: int | None) -> Iterator[Finding]:
+def _judge(signal: ActivationOutput, differing: bool, step: int | None) -> Iterator[Finding]:
     enough = differing and signal.examples >= EXAMPLES
     if signal.flat > SATURATED:
         sentence = (

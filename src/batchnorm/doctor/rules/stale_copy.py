@@ -69,7 +69,7 @@ MEAN, LOG_VARIANCE = 0.1, 0.2  # the model's statistics are farther away than th
 
 
 @dataclass
-class _Layer:
+class _CopiedLayer:
     path: str
     copied: _BatchNorm
     of_model: _BatchNorm
@@ -90,7 +90,7 @@ class _Layer:
 
 class _Watcher(Watcher):
     def __init__(self) -> None:
-        self.layers: dict[str, list[_Layer]] = {}
+        self.layers: dict[str, list[_CopiedLayer]] = {}
         self.parameters: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self.looked: dict[str, int] = {}
         self.found: set[str] = set()
@@ -109,7 +109,7 @@ class _Watcher(Watcher):
 
     def _remember(self, name: str, copied: nn.Module, of_model: dict[str, _BatchNorm]) -> None:
         self.layers[name] = [
-            _Layer(path, m, of_model[_plain(path)], m.running_mean.clone(), m.running_var.clone())
+            _CopiedLayer(path, m, of_model[_plain(path)], m.running_mean.clone(), m.running_var.clone())
             for path, m in copied.named_modules()
             if isinstance(m, _BatchNorm) and _plain(path) in of_model and m is not of_model[_plain(path)]
             if m.running_mean is not None and m.running_var is not None

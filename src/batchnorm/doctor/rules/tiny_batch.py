@@ -59,7 +59,7 @@ BATCHES = 4  # that it takes to see how much they differ
 REPAIR = "larger batches, bn.SyncBatchNorm over processes, bn.BatchRenorm, nn.GroupNorm, or bn.freeze"
 
 
-class _Tally:
+class _BatchTally:
     """The moments of every batch of one layer."""
 
     def __init__(self, layer: _BatchNorm) -> None:
@@ -183,4 +183,4 @@ def run_is_young(layer: _BatchNorm) -> bool:
 
 
 RULE = Rule("BN205", "tiny-batch", "warning", __doc__, look, ("model", "data"), watch=_Watcher)
-SHARED[RULE.code] = lambda subject: {layer: _Tally(layer) for layer in _norms(subject).values()}
+SHARED[RULE.code] = lambda subject: {layer: _BatchTally(layer) for layer in _norms(subject).values()}

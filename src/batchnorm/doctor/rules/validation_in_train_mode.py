@@ -91,7 +91,7 @@ class _Bare:
 
 
 @dataclass
-class _Layer:
+class _LayerModes:
     turn: int = 0
     calls: list[_Call] = field(default_factory=list)  # of this turn
     unused: int = NEVER  # the last turn that had calls in vain
@@ -105,7 +105,7 @@ class _Watcher(Watcher):
         self.bare: dict[str, tuple[int, int]] = {}  # the last two turns with updates without any
         self.guesses: dict[str, _Bare] = {}
         self.now: _Call | None = None
-        self.layers: dict[str, _Layer] = {}
+        self.layers: dict[str, _LayerModes] = {}
         self.exported = NEVER  # the last step in which the model was traced or exported in training mode
 
     def on_export(self, run: TrainingRun, path: str, layer: _BatchNorm) -> Iterator[Finding]:
@@ -149,7 +149,7 @@ class _Watcher(Watcher):
         call = self.now
         if call is None or call.number != seen.call or run.stepping is not None:
             return
-        layer = self.layers.setdefault(seen.path, _Layer(seen.turn))
+        layer = self.layers.setdefault(seen.path, _LayerModes(seen.turn))
         if layer.turn != seen.turn:
             yield from self._close(run, seen.path, layer)
             layer.turn, layer.calls = seen.turn, []
@@ -164,7 +164,7 @@ class _Watcher(Watcher):
         for path, layer in self.layers.items():
             yield from self._close(run, path, layer)
 
-    def _close(self, run: TrainingRun, path: str, layer: _Layer) -> Iterator[Finding]:
+    def _close(self, run: TrainingRun, path: str, layer: _LayerModes) -> Iterator[Finding]:
         """Look at the calls of a turn, which an optimiser's step has ended: what was not used by now never will be."""
         row: list[_Call] = []
         longest: list[_Call] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import cast
 
-from batchnorm.errors import BatchNormError, nearest
+from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.lab.judge.claim import Claim
 
 NAMES = (
@@ -62,7 +62,7 @@ def claim_named(name: str) -> Claim:
     batchnorm.errors.BatchNormError: there is no claim 'algebar'; did you mean 'algebra'?
     """
     if name not in NAMES:
-        raise BatchNormError(f"there is no claim {name!r}", do=nearest(name, NAMES) or "see batchnorm claims")
+        raise BatchNormError(f"there is no claim {name!r}", do=did_you_mean(name, NAMES, "see batchnorm claims"))
     module = import_module(f"batchnorm.lab.claims.{name.replace('-', '_')}")
     return cast("Claim", module.CLAIM)
 

@@ -15,7 +15,7 @@ from batchnorm.terminal import say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from batchnorm.lab.judge.measure import State
+    from batchnorm.lab.judge.measure import ClaimState
 
 PAGE, RECORDS = "claims.html", "claims.json"
 STYLES = {"confirmed": "green", "refuted": "red", "inconclusive": "yellow", "not judged": "dim"}
@@ -116,14 +116,14 @@ def report(
     say_problems(states)
 
 
-def say_problems(states: list[State]) -> None:
+def say_problems(states: list[ClaimState]) -> None:
     """Name the results that could not be judged, on stderr."""
     for state in states:
         if state.problem:
             say(state.problem, error=True)
 
 
-def table(states: list[State], console: Console | None = None) -> None:
+def table(states: list[ClaimState], console: Console | None = None) -> None:
     """Print the claims by question, and a line that counts the verdicts.
 
     On a terminal the sentence with the figures stands below each claim; in a file or a pipe each claim is one line.
@@ -167,7 +167,7 @@ def table(states: list[State], console: Console | None = None) -> None:
     say_problems(states)
 
 
-def card(state: State) -> None:
+def card(state: ClaimState) -> None:
     """Print one claim: statement, source, rule, verdict, figures, method and limits."""
     claim, judgement = state.claim, state.judgement
     say(f"{claim.name}: {claim.statement}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from batchnorm.lab.depth.claims import CLAIMS
-from batchnorm.lab.depth.outcome import Entry, smoothed
+from batchnorm.lab.depth.outcome import DepthEntry, smoothed
 from batchnorm.lab.own.race import Duel, trained
 from batchnorm.lab.summary import Steps, at_rate, rates_in, steps_of, typical_best
 from batchnorm.lab.verdict import NOT_JUDGED, Verdict, sooner, with_enough_seeds
@@ -81,13 +81,13 @@ def lines(duel: Duel) -> list[str]:
     return text + notes(duel)
 
 
-def arm(duel: Duel, entry: Entry) -> str:
+def arm(duel: Duel, entry: DepthEntry) -> str:
     """Describe one arm on the fresh seeds."""
     lost = sum(curve.diverged_at is not None for curve in entry.curves)
     return f"{entry.arm}: rate {entry.rate:g}, best {best(duel, entry):.1%}, {lost} of {len(entry.curves)} diverged"
 
 
-def best(duel: Duel, entry: Entry) -> float:
+def best(duel: Duel, entry: DepthEntry) -> float:
     """Return the median of an arm's best accuracies on the fresh seeds."""
     return typical_best([smoothed(curve, duel.settings.smoothed_over) for curve in entry.curves])
 

@@ -11,7 +11,7 @@ import typer
 from batchnorm.errors import BatchNormError, printable
 from batchnorm.files import check_target
 from batchnorm.lab.judge.command import table as print_claims
-from batchnorm.lab.runs.run import Run
+from batchnorm.lab.runs.run import LabRun
 from batchnorm.lab.runs.store import (
     CHECKPOINT,
     DEFAULT,
@@ -29,7 +29,7 @@ from batchnorm.terminal import say
 
 if TYPE_CHECKING:
     from batchnorm.lab.judge.claim import Claim
-    from batchnorm.lab.runs.local import Outcome
+    from batchnorm.lab.runs.local import RunsOutcome
 
 DAMAGED = "damaged"  # in the list: a file of the run cannot be read
 WIDEST = 200  # characters of a figure or a curve; the files have the rest
@@ -106,7 +106,7 @@ def run(
         print_claims([state_of(each, place) for each in claimed])
 
 
-def asked(names: list[str], everything: bool, budget: str, settings: list[str]) -> tuple[list[Claim], list[Run]]:
+def asked(names: list[str], everything: bool, budget: str, settings: list[str]) -> tuple[list[Claim], list[LabRun]]:
     """Return the claims that were named, and the runs that they, or the experiment, ask for."""
     from batchnorm.lab.claims import all_claims, claim_named
     from batchnorm.lab.judge.claim import BUDGETS
@@ -340,7 +340,7 @@ def options(
         say(f"{option.name}={default}  {option.help}{choices}")
 
 
-def carry_out(place: Store, folders: list[Folder], on: str, workers: int, threads: int) -> Outcome:
+def carry_out(place: Store, folders: list[Folder], on: str, workers: int, threads: int) -> RunsOutcome:
     """Carry out runs here or on a cluster, show where they stand, and say what came of them."""
     from rich.console import Console
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
 
-from batchnorm.errors import BatchNormError, nearest
+from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.lab.runs.recorder import Recorder
-from batchnorm.lab.runs.run import Run
+from batchnorm.lab.runs.run import LabRun
 
 EXPERIMENTS = {
     "train": ("batchnorm.lab.single.run", "one network, with any norm, on any of the data sets"),
@@ -71,7 +71,7 @@ def module_of(experiment: str) -> Any:
     batchnorm.errors.BatchNormError: there is no experiment 'trian'; did you mean 'train'?
     """
     if experiment not in EXPERIMENTS:
-        hint = nearest(experiment, EXPERIMENTS) or f"choose one of {', '.join(EXPERIMENTS)}"
+        hint = did_you_mean(experiment, EXPERIMENTS, f"choose one of {', '.join(EXPERIMENTS)}")
         raise BatchNormError(f"there is no experiment {experiment!r}", do=hint)
     return import_module(EXPERIMENTS[experiment][0])
 
@@ -90,7 +90,7 @@ def function_of(experiment: str) -> Callable[[Mapping[str, Any], Recorder], Mapp
     return cast("Callable[[Mapping[str, Any], Recorder], Mapping[str, Any]]", function)
 
 
-def runs_of(experiment: str, given: Sequence[str]) -> list[Run]:
+def runs_of(experiment: str, given: Sequence[str]) -> list[LabRun]:
     """Return the runs that ``name=value`` options ask for; values with commas between them make a run each.
 
     >>> [run.name for run in runs_of("train", ["rate=0.1,0.3", "steps=50"])]
@@ -105,7 +105,7 @@ def runs_of(experiment: str, given: Sequence[str]) -> list[Run]:
         if not equals:
             raise BatchNormError(f"--set {text} has no value", do=f"write --set {text}=VALUE")
         if name not in known:
-            hint = nearest(name, known) or f"it has {', '.join(known)}"
+            hint = did_you_mean(name, known, f"it has {', '.join(known)}")
             raise BatchNormError(f"{experiment} has no option {name!r}", do=hint)
         if name in chosen:
             raise BatchNormError(f"{name} is set twice", do=f"write --set {name}=A,B for a run with each")
@@ -118,5 +118,5 @@ def runs_of(experiment: str, given: Sequence[str]) -> list[Run]:
         if hasattr(module, "check"):
             module.check(options)
         words = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in own.items()]
-        runs.append(Run(experiment, options, " ".join([experiment, *words])))
+        runs.append(LabRun(experiment, options, " ".join([experiment, *words])))
     return list({run.key: run for run in runs}.values())

@@ -20,7 +20,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.extras import install
 from batchnorm.files import write_atomically
 from batchnorm.lab.runs.execute import execute
-from batchnorm.lab.runs.local import Outcome, Watch, outcome_of
+from batchnorm.lab.runs.local import RunsOutcome, Watch, outcome_of
 from batchnorm.lab.runs.store import Folder, Store
 
 PREFIX = "ray"
@@ -60,7 +60,7 @@ def run_on_ray(
     on: str = PREFIX,
     threads: int = 0,
     watch: Watch = lambda running, failed: None,
-) -> Outcome:
+) -> RunsOutcome:
     """Carry out runs as tasks of a Ray cluster: ``on`` is "ray" (RAY_ADDRESS, or this machine) or "ray://HOST:PORT".
 
     >>> run_on_ray(store, [store.add(run) for run in runs], on="ray://head:10001")  # doctest: +SKIP

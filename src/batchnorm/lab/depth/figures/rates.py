@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from batchnorm.lab.curves import Curve
 from batchnorm.lab.depth.arms import NORMALISED, PLAIN, SWEPT
-from batchnorm.lab.depth.outcome import Outcome, smoothed
+from batchnorm.lab.depth.outcome import DepthOutcome, smoothed
 from batchnorm.lab.depth.records import from_records
 from batchnorm.lab.summary import at_rate, rates_in, typical_best
 from batchnorm.records import RecordFile
@@ -18,7 +18,7 @@ from batchnorm.report.sections import Plot, Table
 def draw(records: RecordFile) -> Plot | None:
     """Draw network by rate, the best accuracy of the median tuning seed as colour and as a number.
 
-    >>> draw(residual_records(Outcome(Settings(), (), 10, 450), threads=2)) is None
+    >>> draw(residual_records(DepthOutcome(Settings(), (), 10, 450), threads=2)) is None
     True
     """
     outcome = from_records(records)
@@ -77,12 +77,12 @@ def plot(title: str, found: Mapping[str, Mapping[float, tuple[float, str]]]) -> 
     )
 
 
-def by_network(outcome: Outcome) -> dict[str, dict[float, tuple[float, str]]]:
+def by_network(outcome: DepthOutcome) -> dict[str, dict[float, tuple[float, str]]]:
     """Return the best accuracy of the median tuning seed for each network and rate, and a star if a seed diverged.
 
     BN's three arms are one network.
 
-    >>> by_network(Outcome(Settings(), (), 10, 450))
+    >>> by_network(DepthOutcome(Settings(), (), 10, 450))
     {}
     """
     entries = outcome.at(outcome.settings.headline)
