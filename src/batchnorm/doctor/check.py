@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,8 @@ from batchnorm.preserve import in_mode, parameters, untouched
 from batchnorm.records import HELD, Finding
 from batchnorm.transforms.follow import check_optimizers
 
-PURPOSES = ("", "export")
+Purpose = Literal["", "export"]
+PURPOSES = get_args(Purpose)
 
 
 def check(
@@ -34,7 +35,7 @@ def check(
     forward: Forward | None = None,
     before: nn.Module | None = None,
     process_group: Any = None,
-    purpose: str = "",
+    purpose: Purpose = "",
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     max_batches: int = BATCHES,

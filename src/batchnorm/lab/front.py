@@ -83,7 +83,7 @@ def recorded(
 ) -> RecordFile:
     """Return the records of a run: those of the store if it is finished; else it is carried out, or goes on.
 
-    >>> recorded(LabRun("race", asdict(Settings())), race, threads=2, file=Path("race.json"))  # doctest: +SKIP
+    >>> recorded(LabRun("race", asdict(DepthSettings())), race, threads=2, file=Path("race.json"))  # doctest: +SKIP
 
     ``by`` is called with the options, a recorder and what is given in ``more``. A ``file`` that another run left is
     refused: nothing is replaced without ``force``. Unless it is to ``keep`` the run, nothing stays.
@@ -156,7 +156,7 @@ def watched(console: Console, steps: int, total: int) -> AbstractContextManager[
     """Show progress on a terminal; elsewhere on stderr, so that the answer comes first in the output.
 
     >>> with watched(Console(), steps=100, total=800) as watch:  # doctest: +SKIP
-    ...     run(Settings(steps=100), load(""), watch=watch)
+    ...     run(DepthSettings(steps=100), load(""), watch=watch)
     """
     from rich.console import Console
 

@@ -18,8 +18,8 @@ from batchnorm.lab.train import Progress
 def watching(console: Console, steps: int, total: int) -> Iterator[Watch]:
     """Give the function that shows the progress on this console; ``total`` is what `planned` returns.
 
-    >>> with watching(Console(), steps=1500, total=planned(Settings())) as watch:  # doctest: +SKIP
-    ...     run(Settings(), watch=watch)
+    >>> with watching(Console(), steps=1500, total=planned(DepthSettings())) as watch:  # doctest: +SKIP
+    ...     run(DepthSettings(), watch=watch)
     """
     if not console.is_terminal:
         yield plain_lines(console, steps)

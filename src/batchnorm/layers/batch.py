@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
+from typing_extensions import Unpack
 
 from batchnorm.checks import NONFINITE, report_nonfinite
 from batchnorm.errors import BatchNormError
@@ -15,11 +16,12 @@ from batchnorm.functional import normalize
 from batchnorm.kernels import call
 from batchnorm.kernels.native import ACTIVATIONS
 from batchnorm.layers import torch_fusion
+from batchnorm.layers.options import Activation, BiasOption, NonFinite, OneValue, Statistics
 from batchnorm.masks import as_mask
 from batchnorm.moments import Moments
 
-STATISTICS = ("auto", "batch", "running")
-ONE_VALUE = ("raise", "running")
+STATISTICS = get_args(Statistics)
+ONE_VALUE = get_args(OneValue)
 _tracing_bytecode = (
     torch.compiler.is_dynamo_compiling
 )  # cheaper than is_compiling; the other tracers call.c sees itself
@@ -43,12 +45,12 @@ class _Fast(_BatchNorm):
     older version, or a torch layer whose ``__class__`` was exchanged, has them too.
     """
 
-    activation: str | None = None
+    activation: Activation | None = None
     negative_slope: float = 0.01
-    statistics: str = "auto"
+    statistics: Statistics = "auto"
     update: bool | None = None
-    nonfinite: str = "reject"
-    one_value: str = "raise"
+    nonfinite: NonFinite = "reject"
+    one_value: OneValue = "raise"
     dimensions: tuple[int, ...] = ()  # of an input; empty: any from two up
     per_step: bool = False  # whether there are statistics for every time step, which only a recurrent layer can use
     additions: tuple[str, ...] = ("activation", "negative_slope", "statistics", "update", "nonfinite", "one_value")
@@ -70,13 +72,13 @@ class _Fast(_BatchNorm):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        activation: str | None = None,
+        activation: Activation | None = None,
         negative_slope: float = 0.01,
-        statistics: str = "auto",
+        statistics: Statistics = "auto",
         update: bool | None = None,
-        nonfinite: str = "reject",
-        one_value: str = "raise",
-        **of_torch: Any,
+        nonfinite: NonFinite = "reject",
+        one_value: OneValue = "raise",
+        **of_torch: Unpack[BiasOption],
     ) -> None:
         # `bias=False` came with torch 2.13 and reaches it in of_torch.
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **of_torch)
@@ -182,6 +184,10 @@ class _Fast(_BatchNorm):
             if finite is not True and not torch.compiler.is_compiling():
                 self._refused(finite)
         return y
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor: ...
 
     def _refused(self, finite: Tensor | bool = False) -> None:
         """Say that the running statistics do not have this batch, if so it is."""

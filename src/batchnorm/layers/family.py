@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
+from typing_extensions import Unpack
 
 from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.layers import channel_norms
 from batchnorm.layers.group_counts import safe_groups
+from batchnorm.layers.options import MakeOptions
 from batchnorm.reference import FAMILY, Scheme
 
 _POSITIONS = {0: "(N, C)", 1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}
@@ -54,6 +56,24 @@ class Brick:
         return find_spec(self.home.partition(":")[0]) is not None
 
 
+@overload
+def make_norm(
+    norm: str,
+    channels: int,
+    dims: int | None = 2,
+    *,
+    of: nn.Module | None = None,
+    **options: Unpack[MakeOptions],
+) -> nn.Module: ...
+@overload
+def make_norm(
+    norm: Callable[..., nn.Module],
+    channels: int,
+    dims: int | None = 2,
+    *,
+    of: nn.Module | None = None,
+    **options: Any,
+) -> nn.Module: ...
 def make_norm(
     norm: str | Callable[..., nn.Module],
     channels: int,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.batch import Tensors, _Fast
+from batchnorm.layers.options import BatchNormOptions
 
 
 class GhostBatchNorm(_Fast):
@@ -31,7 +31,7 @@ class GhostBatchNorm(_Fast):
     virtual_batch_size: int = 32
     additions = (*_Fast.additions, "virtual_batch_size")
 
-    def __init__(self, num_features: int, virtual_batch_size: int = 32, **options: Any) -> None:
+    def __init__(self, num_features: int, virtual_batch_size: int = 32, **options: Unpack[BatchNormOptions]) -> None:
         super().__init__(num_features, **options)
         self.virtual_batch_size = _whole("virtual_batch_size", virtual_batch_size, type(self).__name__)
 
@@ -60,7 +60,9 @@ class SplitBatchNorm(_Fast):
     shuffle: bool = False
     additions = (*_Fast.additions, "splits", "shuffle")
 
-    def __init__(self, num_features: int, splits: int = 2, shuffle: bool = False, **options: Any) -> None:
+    def __init__(
+        self, num_features: int, splits: int = 2, shuffle: bool = False, **options: Unpack[BatchNormOptions]
+    ) -> None:
         super().__init__(num_features, **options)
         self.splits = _whole("splits", splits, type(self).__name__)
         self.shuffle = shuffle

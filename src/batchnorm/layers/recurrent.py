@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import warnings
 from numbers import Real
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
+from typing_extensions import Unpack
 
 from batchnorm.errors import BatchNormError, BatchNormWarning
+from batchnorm.layers.options import StepOptions
 from batchnorm.layers.recurrent_cells import GRUStep, LSTMStep, Recurrent, States
 
 
@@ -43,7 +45,7 @@ class RecurrentStack(Recurrent):
         *,
         gamma: float = 0.1,
         max_length: int = 100,
-        **normalizer: Any,
+        **normalizer: Unpack[StepOptions],
     ) -> None:
         super().__init__(input_size, hidden_size, bias)
         where = type(self).__name__
@@ -234,6 +236,12 @@ class BatchNormLSTM(LSTMStep, RecurrentStack):
         output, (h, c) = self._all_steps(input, hx)
         return output, (h, c)
 
+    if TYPE_CHECKING:
+
+        def __call__(  # noqa: D102
+            self, input: Any, hx: tuple[Tensor, Tensor] | None = None
+        ) -> tuple[Any, tuple[Tensor, Tensor]]: ...
+
 
 class BatchNormGRU(GRUStep, RecurrentStack):
     """A GRU with batch normalisation at every time step, used as ``torch.nn.GRU`` is.
@@ -268,3 +276,7 @@ class BatchNormGRU(GRUStep, RecurrentStack):
             return cast("tuple[Any, Tensor]", _node(self, input, hx))
         output, (h,) = self._all_steps(input, hx)
         return output, h
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Any, hx: Tensor | None = None) -> tuple[Any, Tensor]: ...  # noqa: D102

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.kernels.storage import check_memory
+from batchnorm.layers.options import StepOptions
 from batchnorm.layers.recurrent_norm import StepBatchNorm, StepWalk
 from batchnorm.layers.switches import Switches
 
@@ -238,7 +240,7 @@ class Cell(Recurrent):
         *,
         gamma: float = 0.1,
         max_length: int = 100,
-        **normalizer: Any,
+        **normalizer: Unpack[StepOptions],
     ) -> None:
         super().__init__(input_size, hidden_size, bias)
         self._add("", input_size, device, dtype, {"gamma": gamma, "max_length": max_length, **normalizer})
@@ -309,6 +311,12 @@ class BatchNormLSTMCell(LSTMStep, Cell):
         h, c = self._once(input, hx, step)
         return h, c
 
+    if TYPE_CHECKING:
+
+        def __call__(  # noqa: D102
+            self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None, *, step: int | None = None
+        ) -> tuple[Tensor, Tensor]: ...
+
 
 class BatchNormGRUCell(GRUStep, Cell):
     """One step of `BatchNormGRU`, used as ``torch.nn.GRUCell`` is, with ``step`` to say which.
@@ -328,3 +336,7 @@ class BatchNormGRUCell(GRUStep, Cell):
         torch.Size([5])
         """
         return self._once(input, hx, step)[0]
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, hx: Tensor | None = None, *, step: int | None = None) -> Tensor: ...  # noqa: D102

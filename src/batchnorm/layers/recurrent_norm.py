@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import normalize
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.options import NonFinite, Statistics
 
 
 class StepBatchNorm(_Fast):
@@ -46,9 +47,9 @@ class StepBatchNorm(_Fast):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        statistics: str = "auto",
+        statistics: Statistics = "auto",
         update: bool | None = None,
-        nonfinite: str = "reject",
+        nonfinite: NonFinite = "reject",
     ) -> None:
         if not isinstance(max_length, int) or isinstance(max_length, bool) or max_length < 1:
             raise BatchNormError(
@@ -96,6 +97,10 @@ class StepBatchNorm(_Fast):
         y = walk(input, step, residual=residual)
         walk.end()
         return y
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, residual: Tensor | None = None, *, step: int = 0) -> Tensor: ...  # type: ignore[override]  # noqa: D102
 
     def rows_of(self, first: int, length: int) -> Tensor:
         """Return, for each step, the row of the running statistics that speaks for it.

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from batchnorm.checks import check_dimensions, check_tensors
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments, normalize
 from batchnorm.layers.batch import Tensors, _Fast
+from batchnorm.layers.options import RenormOptions
 from batchnorm.masks import as_mask
 
 
@@ -77,7 +79,7 @@ class BatchRenorm(_Fast):
         dmax: Schedule = dmax,
         *,
         momentum: float | None = 0.01,
-        **options: Any,
+        **options: Unpack[RenormOptions],
     ) -> None:
         super().__init__(num_features, momentum=momentum, **options)
         where = type(self).__name__

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import Unpack
 
 from batchnorm.distributed import rollcall
 from batchnorm.distributed.exchange import gather
@@ -32,6 +33,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments as local_moments
 from batchnorm.functional import normalize
 from batchnorm.layers.batch import Tensors, _Fast
+from batchnorm.layers.options import SwitchOptions
 from batchnorm.moments import Moments, merged, update_running
 
 Result: TypeAlias = tuple[Tensor, Tensor | bool | None]
@@ -209,7 +211,7 @@ class SyncBatchNorm(Synchronised):
         process_group: Any = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
-        **more: Any,
+        **more: Unpack[SwitchOptions],
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **more)
         self.process_group = process_group

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,8 @@ from batchnorm.transforms.measuring import (
     streamed,
 )
 
-METHODS = ("statistics", "entropy")
+Method = Literal["statistics", "entropy"]
+METHODS = get_args(Method)
 # How much of the spread between examples may lie between batches (as in an analysis of variance) before the stream
 # counts as sorted. Shuffled streams stay near 0; handwritten digits sorted by class give 0.16 to 0.5.
 SORTED = 0.1
@@ -74,7 +75,7 @@ def adapt(
     model: nn.Module,
     batches: Iterable[Any] | Tensor,
     *,
-    method: str = "statistics",
+    method: Method = "statistics",
     forward: Forward | None = None,
     prior: float = 0.0,
     steps: int = 1,

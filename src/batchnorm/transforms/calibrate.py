@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,8 @@ from batchnorm.transforms.measuring import (
     streamed,
 )
 
-FORMULAS = ("merged", "paper")
+Formula = Literal["merged", "paper"]
+FORMULAS = get_args(Formula)
 # How many parts of the stream are kept apart, to see how much they differ; beyond, neighbours are merged.
 PARTS = 32
 
@@ -96,7 +97,7 @@ def calibrate(
     batches: Iterable[Any] | Tensor,
     *,
     forward: Forward | None = None,
-    formula: str = "merged",
+    formula: Formula = "merged",
     until: float | None = None,
     max_batches: int | None = None,
     process_group: Any = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -86,7 +86,7 @@ def calibrate(
     network = load_model(model, checkpoint, key=key)
     batches = load_batches(data, batch_size=batch_size, dtype=_dtype_of(network))
     better, calibrated = measure(
-        network, batches, forward=_forward, until=until, max_batches=max_batches, formula=formula
+        network, batches, forward=_forward, until=until, max_batches=max_batches, formula=cast(Any, formula)
     )
     if not calibrated.report.paths:
         reasons = "; ".join(f"{path or 'the model'}: {why}" for path, why in [*calibrated.report.left.items()][:3])

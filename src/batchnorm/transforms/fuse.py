@@ -16,6 +16,7 @@ from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
 from batchnorm.layers.batch import OURS, _Fast
+from batchnorm.layers.options import Activation
 from batchnorm.nested import few_samples, fresh
 from batchnorm.optim import Optimizers
 from batchnorm.preserve import _HOOKS, in_mode, untouched
@@ -250,7 +251,7 @@ class _Fusing:
             done += fit
         return done
 
-    def _activate(self, norm: nn.Module, does: tuple[str | None, float], residual: bool = False) -> None:
+    def _activate(self, norm: nn.Module, does: tuple[Activation | None, float], residual: bool = False) -> None:
         assert isinstance(norm, _Fast)
         path, (activation, slope) = self.paths[norm], does
         if residual:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from typing_extensions import Unpack
 
 from batchnorm.calling import batch_forward, call_with
 from batchnorm.dataflow import Call, Graph
@@ -21,6 +22,7 @@ from batchnorm.layers.accumulate import AccumulatedMoments
 from batchnorm.layers.family import make_norm
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.normed import Normed, append_norm
+from batchnorm.layers.options import MakeOptions
 from batchnorm.nested import few_samples
 from batchnorm.optim import Optimizers
 from batchnorm.preserve import in_mode, untouched
@@ -59,14 +61,14 @@ def insert(
     where: Where = None,
     *,
     norm: str | Callable[..., nn.Module] = "batch",
-    only: str | None = None,
+    only: Literal["conv", "linear"] | None = None,
     after_activation: bool = False,
     preserve: Iterable[Any] | Tensor | None = None,
     forward: Forward | None = None,
     optimizer: Optimizers = None,
     tolerance: float | None = None,
     progress: bool | None = None,
-    **options: Any,
+    **options: Unpack[MakeOptions],
 ) -> tuple[nn.Module, Report]:
     """Return a copy of the model with BN on ``Wu``, before each nonlinearity, and a report.
 
@@ -300,11 +302,11 @@ def _channels(graph: Graph, path: str) -> int:
 
 
 def _make(
-    norm: str | Callable[..., nn.Module], graph: Graph, path: str, layer: nn.Module, options: dict[str, Any]
+    norm: str | Callable[..., nn.Module], graph: Graph, path: str, layer: nn.Module, options: MakeOptions
 ) -> nn.Module:
     made = graph.values[graph.of(path)[0].outputs[0]]
     dims = 0 if _rows(graph, path) else len(made.shape) - 2
-    new = make_norm(norm, _channels(graph, path), dims, **options)
+    new = make_norm(cast(Any, norm), _channels(graph, path), dims, **options)
     weight = next(iter(layer.parameters()), None)
     new.to(device=None if weight is None else weight.device, dtype=made.dtype)
     return new.train(layer.training)

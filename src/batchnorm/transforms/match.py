@@ -62,7 +62,7 @@ class Survey:
         """Return what shapes a norm was given; nothing is known of one that was not reached.
 
         >>> Survey().seen("bn1")
-        Seen(dims=None, positions=None, features=True, like=None)
+        SeenShape(dims=None, positions=None, features=True, like=None)
         """
         shapes = [shape for shape in self.shapes.get(path, ()) if len(shape) > 1]
         if not shapes:

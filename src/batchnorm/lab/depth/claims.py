@@ -44,7 +44,7 @@ CLAIMS = (
 def claims(outcome: DepthOutcome) -> list[Verdict]:
     """Judge the race: always five lines, in this order; those without enough seeds or data are not judged.
 
-    >>> [verdict.outcome for verdict in claims(DepthOutcome(Settings(), (), 10, 450))] == [NOT_JUDGED] * 5
+    >>> [verdict.outcome for verdict in claims(DepthOutcome(DepthSettings(), (), 10, 450))] == [NOT_JUDGED] * 5
     True
     """
     depth = depth_of(outcome, outcome.settings.headline)
@@ -79,7 +79,7 @@ def raised_rate(depth: Depth | None) -> tuple[str, str]:
 def divergence(outcome: DepthOutcome) -> tuple[str, str]:
     """Judge the third claim.
 
-    >>> divergence(DepthOutcome(Settings(), (), 10, 450))
+    >>> divergence(DepthOutcome(DepthSettings(), (), 10, 450))
     ('not judged', 'it was not run')
     """
     entry = outcome.at(outcome.settings.headline).get(RAISED_PLAIN.name)
@@ -95,7 +95,7 @@ def divergence(outcome: DepthOutcome) -> tuple[str, str]:
 def growth(outcome: DepthOutcome) -> tuple[str, str]:
     """Judge the fourth claim.
 
-    >>> growth(DepthOutcome(Settings(), (), 10, 450))
+    >>> growth(DepthOutcome(DepthSettings(), (), 10, 450))
     ('not judged', 'it takes two depths at which the plain network trains')
     """
     shares = {depth.blocks: share_of_steps(outcome, depth) for depth in depths_of(outcome) if depth.fastest}

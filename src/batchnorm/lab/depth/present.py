@@ -35,7 +35,7 @@ LATE = 0.9  # a best that comes after this share of the steps is one that would 
 def sentence(outcome: DepthOutcome) -> str:
     """Say in one sentence what the race came to.
 
-    >>> sentence(DepthOutcome(Settings(), (), 10, 450))
+    >>> sentence(DepthOutcome(DepthSettings(), (), 10, 450))
     'No arm was finished.'
     """
     depth = depth_of(outcome, outcome.settings.headline)
@@ -81,7 +81,7 @@ def bars(depth: Depth, names: tuple[str, ...], *, unicode: bool = True) -> list[
 def answer(outcome: DepthOutcome, *, unicode: bool = True) -> list[str]:
     """Write what is known first: the sentence, what was raced, the bars of the plain network and of BN.
 
-    >>> answer(DepthOutcome(Settings(), (), 10, 450))
+    >>> answer(DepthOutcome(DepthSettings(), (), 10, 450))
     ['No arm was finished.']
     """
     depth = depth_of(outcome, outcome.settings.headline)
@@ -117,7 +117,7 @@ def rest(outcome: DepthOutcome, *, unicode: bool = True) -> RenderableType:
 def as_text(outcome: DepthOutcome, *, width: int = 100, unicode: bool = True) -> str:
     """Render the whole race as plain text.
 
-    >>> as_text(DepthOutcome(Settings(), (), 10, 450)).splitlines()[0]
+    >>> as_text(DepthOutcome(DepthSettings(), (), 10, 450)).splitlines()[0]
     'No arm was finished.'
     """
     import io
@@ -202,7 +202,7 @@ def paper_cell(paper: Paper) -> str:
 def notes(outcome: DepthOutcome) -> list[str]:
     """Write how to read the figures, and what to beware of.
 
-    >>> notes(DepthOutcome(Settings(), (), 10, 450))[-1]
+    >>> notes(DepthOutcome(DepthSettings(), (), 10, 450))[-1]
     '0 networks of 1500 steps in 0 s (0 s of processor time); peak memory 0 MB.'
     """
     settings, depths = outcome.settings, depths_of(outcome)
@@ -240,7 +240,7 @@ def notes(outcome: DepthOutcome) -> list[str]:
 def regime(outcome: DepthOutcome) -> str:
     """Say why these networks are raced, as far as this run shows it.
 
-    >>> regime(DepthOutcome(Settings(), (), 10, 450))
+    >>> regime(DepthOutcome(DepthSettings(), (), 10, 450))
     ''
     """
     verdict, evidence = divergence(outcome)
@@ -274,7 +274,7 @@ def little_gain(depths: list[Depth]) -> str:
 def edges(outcome: DepthOutcome) -> list[str]:
     """Warn where a best rate is the lowest or highest of its grid.
 
-    >>> edges(DepthOutcome(Settings(), (), 10, 450))
+    >>> edges(DepthOutcome(DepthSettings(), (), 10, 450))
     []
     """
     text = []

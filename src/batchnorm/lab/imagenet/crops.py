@@ -43,7 +43,7 @@ def central(width: int, height: int, size: int = SIZE) -> list[CropView]:
     """Return the single crop: the centre of the image at the smallest scale.
 
     >>> central(500, 375)
-    [View(scale=256, window=Window(left=58, top=16, width=224, height=224), mirrored=False)]
+    [CropView(scale=256, window=Window(left=58, top=16, width=224, height=224), mirrored=False)]
     """
     scale = _for(SHORTER, size)
     wide, high = scaled_size(width, height, scale)
@@ -55,7 +55,7 @@ def multiple(width: int, height: int, size: int = SIZE) -> list[CropView]:
 
     >>> views = multiple(500, 375)
     >>> len(views), views[0]
-    (144, View(scale=256, window=Window(left=0, top=0, width=224, height=224), mirrored=False))
+    (144, CropView(scale=256, window=Window(left=0, top=0, width=224, height=224), mirrored=False))
 
     At each scale the squares are left, centre and right, or top, centre and bottom. Of each square, the crops are its
     four corners, its centre, and all of it.

@@ -11,7 +11,7 @@ from batchnorm.lab.landscape.settings import SCALE, SCALED, WITH
 def artefact(outcome: LandscapeOutcome) -> str:
     """Say what the scale of the weights alone does to the raw figures; "" if it was not measured.
 
-    >>> artefact(LandscapeOutcome(Settings(), (), {}, "digits", "", ""))
+    >>> artefact(LandscapeOutcome(LandscapeSettings(), (), {}, "digits", "", ""))
     ''
     """
     if not outcome.of(SCALED):
@@ -34,7 +34,7 @@ def artefact(outcome: LandscapeOutcome) -> str:
 def notes(outcome: LandscapeOutcome) -> list[str]:
     """Write how to read the figures.
 
-    >>> notes(LandscapeOutcome(Settings(steps=9), (), {}, "digits", "of the digits", ""))[-1]
+    >>> notes(LandscapeOutcome(LandscapeSettings(steps=9), (), {}, "digits", "of the digits", ""))[-1]
     '9 steps in 0 s (0 s of processor time); peak memory 0 MB.'
     """
     settings, text = outcome.settings, []
@@ -61,7 +61,7 @@ def notes(outcome: LandscapeOutcome) -> list[str]:
 def lines(outcome: LandscapeOutcome) -> list[str]:
     """Write all of it for a terminal, the sentence first.
 
-    >>> lines(LandscapeOutcome(Settings(steps=9), (), {}, "digits", "of the digits", ""))[0]
+    >>> lines(LandscapeOutcome(LandscapeSettings(steps=9), (), {}, "digits", "of the digits", ""))[0]
     'Neither network was finished.'
     """
     text = [sentence(outcome), *(f"{c.claim}: {c.outcome.upper()} ({c.evidence})." for c in claims(outcome))]

@@ -48,7 +48,7 @@ def sweep_rows(duel: Duel) -> list[tuple[float, float, float]]:
 def sentence(duel: Duel) -> str:
     """Say in one sentence what the race came to.
 
-    >>> sentence(Duel("net.py:make", Settings(), None, None, (), "", 10, 450, 2.0, 300.0))
+    >>> sentence(Duel("net.py:make", DepthSettings(), None, None, (), "", 10, 450, 2.0, 300.0))
     'No arm was finished.'
     """
     if duel.plain is None or duel.normed is None:
@@ -95,7 +95,7 @@ def best(duel: Duel, entry: DepthEntry) -> float:
 def notes(duel: Duel) -> list[str]:
     """Write what to beware of, where BN was inserted, and what the race took.
 
-    >>> notes(Duel("net.py:make", Settings(), None, None, ("1", "4"), "", 10, 450, 2.0, 300.0))[0]
+    >>> notes(Duel("net.py:make", DepthSettings(), None, None, ("1", "4"), "", 10, 450, 2.0, 300.0))[0]
     'BN was inserted behind 1, 4.'
     """
     text = []

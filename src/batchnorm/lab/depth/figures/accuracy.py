@@ -23,7 +23,7 @@ ROWS = 40  # of the table: every validation would be hundreds
 def draw(records: RecordFile) -> Plot | None:
     """Draw the medians of the seeds, their span, and where each meets the plain network's best.
 
-    >>> draw(residual_records(DepthOutcome(Settings(), (), 10, 450), threads=2)) is None
+    >>> draw(residual_records(DepthOutcome(DepthSettings(), (), 10, 450), threads=2)) is None
     True
     """
     outcome = from_records(records)

@@ -18,7 +18,7 @@ from batchnorm.report.sections import Plot, Table
 def draw(records: RecordFile) -> Plot | None:
     """Draw network by rate, the best accuracy of the median tuning seed as colour and as a number.
 
-    >>> draw(residual_records(DepthOutcome(Settings(), (), 10, 450), threads=2)) is None
+    >>> draw(residual_records(DepthOutcome(DepthSettings(), (), 10, 450), threads=2)) is None
     True
     """
     outcome = from_records(records)
@@ -82,7 +82,7 @@ def by_network(outcome: DepthOutcome) -> dict[str, dict[float, tuple[float, str]
 
     BN's three arms are one network.
 
-    >>> by_network(DepthOutcome(Settings(), (), 10, 450))
+    >>> by_network(DepthOutcome(DepthSettings(), (), 10, 450))
     {}
     """
     entries = outcome.at(outcome.settings.headline)
