@@ -1,4 +1,10 @@
-"""The options of the norms as types: editors complete them, and type checkers find a misspelt name or choice."""
+"""The options of the norms as types: editors complete them, and type checkers find a misspelt name or choice.
+
+>>> options: BatchNormOptions = {"momentum": 0.2, "activation": "relu"}
+>>> from batchnorm import GhostBatchNorm
+>>> GhostBatchNorm(8, virtual_batch_size=16, **options).activation
+'relu'
+"""
 
 from __future__ import annotations
 

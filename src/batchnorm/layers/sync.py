@@ -189,7 +189,9 @@ class SyncBatchNorm(Synchronised):
     rank's input needs a gradient, as in a network's first layer); see docs/scaling.md.
 
     Every rank has to run the same synchronised layers in the same order and mode. One that does not is named, with the
-    layer and the step, in a `BatchNormError` on the others, before the group's timeout is over.
+    layer and the step, in a `BatchNormError` on the others, before the group's timeout is over. For that a process
+    keeps a thread that looks into the group's store twice a second and answers where it is. With
+    ``BATCHNORM_ROLLCALL=off`` in the environment there is none, and a rank that does not come is not named.
 
     gamma and beta get the gradient of the rank's own loss, which DistributedDataParallel averages over the ranks, as it
     does with all parameters: if every rank's loss is the mean over an equal share of the batch, that is the gradient of
