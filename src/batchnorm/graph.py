@@ -138,6 +138,25 @@ def check_ready(model: nn.Module, where: str) -> None:
             )
 
 
+def check_hookable(model: nn.Module, where: str) -> None:
+    """Refuse what `check_ready` refuses, and a model compiled in place: its hooks would not run as it trains.
+
+    >>> model = nn.Sequential(nn.Linear(2, 1))
+    >>> model[0].compile()
+    >>> check_hookable(model, "watch")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: watch: 0 (Linear) is compiled; watch some steps without compile() first
+    """
+    check_ready(model, where)
+    for path, module in model.named_modules():
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            raise BatchNormError(
+                f"{path or 'the model'} ({type(module).__name__}) is compiled",
+                where=where,
+                do=f"{where} some steps without compile() first",
+            )
+
+
 def check_weights(model: nn.Module, where: str) -> None:
     """Refuse a model whose memory was freed or shrunk: copying it or calling torch's layers would end the process.
 

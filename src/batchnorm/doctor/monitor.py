@@ -9,7 +9,7 @@ from torch import nn
 from batchnorm.doctor.codes import chosen
 from batchnorm.doctor.run import MonitoredRun
 from batchnorm.errors import BatchNormError
-from batchnorm.graph import check_ready
+from batchnorm.graph import check_hookable
 from batchnorm.optim import Optimizers
 from batchnorm.transforms.follow import check_optimizers
 
@@ -55,14 +55,7 @@ def monitor(
     is in it; replicas that nn.DataParallel makes are not seen. A compiled model is refused: its hooks would not run.
     """
     whole = _together(model)
-    check_ready(whole, _HERE)
-    for path, module in whole.named_modules():
-        if getattr(module, "_compiled_call_impl", None) is not None:
-            raise BatchNormError(
-                f"{path or 'the model'} ({type(module).__name__}) is compiled",
-                where=_HERE,
-                do="monitor some steps without compile() first",
-            )
+    check_hookable(whole, _HERE)
     if every < 1:
         raise BatchNormError(f"every is {every}", where=_HERE, do="give a whole number from 1 up")
     rules = chosen(select, ignore)
