@@ -1,5 +1,6 @@
-"""What mkdocs adds to the site: the page of all claims, the reference of the commands, and the changelog."""
+"""What mkdocs adds to the site: the claims, the reference of the commands, the changelog, the notebooks as pages."""
 
+import json
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -7,6 +8,7 @@ from tempfile import TemporaryDirectory
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 
 from batchnorm.commands import app
@@ -25,7 +27,28 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "commands.md", content=commands()))
     changes = Path(config.docs_dir).parent / "CHANGELOG.md"
     files.append(File.generated(config, "changelog.md", content=changes.read_text(encoding="utf-8")))
+    for notebook in sorted((Path(config.docs_dir) / "notebooks").glob("*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=notebook_page(notebook)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let links to notebooks lead to their pages."""
+    return re.sub(r"(notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)
+
+
+def notebook_page(path: Path) -> str:
+    """Return the cells of a notebook and their outputs, as Markdown."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            table = "".join(output.get("data", {}).get("text/html", ""))
+            printed = "".join(output.get("text", "")).rstrip()
+            parts.append(f"<div>{table}</div>" if table else f"```text\n{printed}\n```")
+    download = f'<a href="{path.name}" download>Download the notebook</a>, or open it in `docs/notebooks`.'
+    return "\n\n".join([parts[0], download, *parts[1:]])
 
 
 def commands() -> str:

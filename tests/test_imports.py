@@ -52,6 +52,7 @@ TABLES = {
     "batchnorm.lab.claims": "the claims",
     "batchnorm.lab.runs.experiments": "the experiments",
     "batchnorm.layers.family": "layers of torch and of ours, by name",
+    "batchnorm.observe.probes.result": "IPython is there in a notebook only",
     "batchnorm.report.figures": "the figures that are registered",
     "batchnorm.specs": "what the user names on the command line",
     "batchnorm.trainers": "lightning is optional",

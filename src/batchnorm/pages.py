@@ -17,6 +17,7 @@ register("landscape", "batchnorm.lab.landscape.figures", "The landscape of the l
 register("lab claims", "batchnorm.lab.judge.figures", "Claims about Batch Normalization, run here")
 register("lab compare", "batchnorm.lab.runs.figures", "Runs compared")
 register("watch", "batchnorm.observe.figures", "The signal in a network")
+register("probe", "batchnorm.observe.figures.probe", "A probe of a network")
 register("check", "batchnorm.doctor.figures", "What the doctor found")
 register("bench", "batchnorm.bench.figures", "How fast is Batch Normalization")
 register("calibrate", "batchnorm.transforms.figures")

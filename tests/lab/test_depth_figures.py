@@ -46,14 +46,13 @@ def test_an_arm_that_never_arrives_has_no_bar():
 def test_accuracy_over_the_steps(records):
     drawn = accuracy.draw(records)
     lines = {t["name"]: t for t in drawn.figure["data"] if t["meta"]["part"] == "line"}
-    marks = {t["text"][0]: t for t in drawn.figure["data"] if t["meta"]["part"] == "diamond" and t["text"][0]}
+    marks = {t["name"]: t for t in drawn.figure["data"] if t["meta"]["part"] == "diamond"}
     assert list(lines)[:5] == ["without BN", "BN x1", "BN x5", "BN x30", "SkipInit"]
     assert lines["BN x5"]["y"] == [0.2, 0.2, *[0.95] * 8]
     assert (marks["BN x5"]["x"], marks["BN x5"]["y"]) == ([30], [0.9])
     assert drawn.table.rows[2][:4] == ("30", "20.0%", "20.0%", "95.0%")
-    for switch in drawn.switches:
-        colours = {drawn.figure["data"][index]["meta"]["colour"] for index in switch.traces}
-        assert colours == {switch.colour}
+    for name, mark in marks.items():
+        assert mark["meta"]["colour"] == lines[name]["meta"]["colour"]
 
 
 def test_the_ratio_against_depth_has_the_papers_figure_beside_it(records):
@@ -88,6 +87,10 @@ def test_the_rates_say_where_seeds_diverge(records):
     cells = dict(zip(drawn.table.columns[1:], drawn.table.rows[0][1:], strict=True))
     assert drawn.table.rows[0][0] == "without BN"
     assert (cells["0.1"], cells["0.2"], cells["3"]) == ("90.0%", "0.0%*", "")
+    lines = {line["name"]: line for line in drawn.figure["data"]}
+    plain = dict(zip(lines["without BN"]["x"], lines["without BN"]["marker"]["symbol"], strict=True))
+    assert (plain[0.1], plain[0.2]) == ("circle", "circle-open")
+    assert drawn.figure["layout"]["xaxis"]["type"] == "log"  # one axis of rates for all networks
 
 
 def test_a_race_that_measured_nothing_is_a_page_all_the_same():

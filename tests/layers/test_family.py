@@ -67,6 +67,12 @@ def test_group_counts_are_safe(channels, groups):
         assert layer(x).abs().max() > 0.1
 
 
+def test_without_positions_a_group_keeps_more_than_signs():
+    layer = bn.make_norm("group", 64, 0)
+    assert layer.num_groups == 16
+    assert len(layer(torch.randn(4, 64)).detach().abs().unique()) > 64  # two values are always -1 and 1
+
+
 def test_groups_by_hand():
     assert bn.make_norm("group", 12, groups=4).num_groups == 4
     assert bn.make_norm("group", 12, groups=12).num_groups == 12

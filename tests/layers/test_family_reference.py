@@ -30,7 +30,7 @@ def test_reference(name, dims, activation):
             parameter.uniform_(0.5, 2.0)
     gamma = layer.weight.detach().numpy()
     beta = None if name == "rms" else layer.bias.detach().numpy()
-    groups = 6 if name == "group" else None
+    groups = layer.num_groups if name == "group" else None
     leaf = x.clone().requires_grad_()
     y = layer(leaf)
     dy = torch.randn_like(y)

@@ -80,9 +80,9 @@ def test_without_scripts_there_are_the_tables_and_a_word_about_it(browser, pages
     context.close()
 
 
-def test_tables_of_words_fit_a_phone(browser, pages):
+def test_wide_tables_fit_a_phone(browser, pages):
     visit = Visit(browser, pages["race"])
-    table = visit.page.locator(".scroll.words").first
+    table = visit.page.locator("section.table > .scroll.stacked").first
     columns = table.locator("thead th").all_inner_texts()
     visit.page.set_viewport_size({"width": 390, "height": 844})
     assert table.evaluate("each => each.scrollWidth - each.clientWidth") <= 0

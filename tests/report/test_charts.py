@@ -1,6 +1,7 @@
 """The charts in a real browser: drawn at once as plain SVG, by plotly where somebody reaches for one, and on paper."""
 
 import re
+from itertools import pairwise
 
 import pytest
 from visiting import Visit
@@ -45,7 +46,7 @@ def cells_of(visit, chart):
 
 
 def test_the_first_lines_are_the_recorded_medians(fresh, race_result):
-    """Read back from the drawn points, by the places of the labels 0% and 100%."""
+    """Read back from the drawn points, by the places of two labels."""
     sketch = fresh.page.locator(".sketch").first
     labels = dict(sketch.locator(".ytick").evaluate_all("all => all.map((t) => [t.textContent, +t.getAttribute('y')])"))
     rows = summarise(race_result).rows
@@ -53,13 +54,14 @@ def test_the_first_lines_are_the_recorded_medians(fresh, race_result):
     assert list(drawn) == [row.variant for row in rows]
     for row in rows:
         heights = [float(y) + 0.35 * 13 for y in re.findall(r"[ML][\d.]+,([\d.]+)", drawn[row.variant])]
-        read = [(labels["0%"] - y) / (labels["0%"] - labels["100%"]) for y in heights]
+        (low, at_low), *_, (high, at_high) = ((float(text[:-1]) / 100, y) for text, y in labels.items())
+        read = [low + (high - low) * (y - at_low) / (at_high - at_low) for y in heights]
         assert read == pytest.approx(list(row.median_accuracy), abs=1e-3)
 
 
 def test_the_first_maps_have_every_cell_in_its_colour(fresh, race_records, signal_records):
     for chart, figure in enumerate(fresh.page.locator("script[data-for$=-plot]").all_text_contents()):
-        if chart in (ACCURACY, RUN):
+        if chart not in (PROGRESS, LAYERS):
             continue
         values = fresh.page.evaluate(f"({figure})[0].data[0].z")
         cells = cells_of(fresh, chart)
@@ -68,12 +70,9 @@ def test_the_first_maps_have_every_cell_in_its_colour(fresh, race_records, signa
         assert len(rows) == len(values)
         colours = {}
         for (x, y), colour in cells.items():
-            colours.setdefault(values[rows.index(y)][columns.index(x)] if chart != RATES else None, set()).add(colour)
-        assert chart == RATES or all(len(same) == 1 for same in colours.values())
+            colours.setdefault(values[rows.index(y)][columns.index(x)], set()).add(colour)
+        assert all(len(same) == 1 for same in colours.values())
         assert len({colour for same in colours.values() for colour in same}) > 1
-    written = fresh.page.locator(".sketch").nth(RATES).locator("text[font-size]").all_text_contents()
-    assert len(written) == len(cells_of(fresh, RATES))
-    assert all(re.fullmatch(r"\d+%", text) for text in written)
 
 
 def test_plotlys_numbers_are_the_records(alive, race_result):
@@ -84,9 +83,8 @@ def test_plotlys_numbers_are_the_records(alive, race_result):
     rows = summarise(race_result).rows
     lines = {trace["name"]: trace["y"] for trace in drawn[ACCURACY] if trace["part"] == "line"}
     assert lines == {row.variant: list(row.median_accuracy) for row in rows}
-    assert drawn[RATES][0]["type"] == "heatmap"
-    tried = sorted({curve.member.learning_rate for lane in race_result.lanes for curve in lane.curves})
-    assert drawn[RATES][0]["x"] == [f"{rate:g}" for rate in tried]
+    tried = {curve.member.learning_rate for lane in race_result.lanes for curve in lane.curves}
+    assert {rate for trace in drawn[RATES] for rate in trace["x"]} == tried
     table = alive.page.locator("section.table tbody tr").first.inner_text()
     assert table.startswith("Inception")
 
@@ -97,9 +95,10 @@ def test_only_the_chart_that_is_reached_for_is_plotlys(fresh):
     assert fresh.page.evaluate("window.Plotly === undefined")
     figure = fresh.reach_for(PROGRESS)
     assert figure.locator(".main-svg").count() > 0
-    assert not figure.locator(".sketch").is_visible()
+    assert figure.locator(".sketch .cells >> visible=true").count() == 0
     assert fresh.page.locator(".main-svg >> visible=true").count() == figure.locator(".main-svg").count()
-    assert fresh.page.locator(".sketch >> visible=true").count() == 4
+    others = fresh.page.locator(".plotly-figure:not([data-live]) .sketch .xtick >> visible=true")
+    assert others.count() > 4
 
 
 def test_a_tap_reaches_for_a_chart(browser, pages):
@@ -111,33 +110,111 @@ def test_a_tap_reaches_for_a_chart(browser, pages):
     phone.context.close()
 
 
-def test_a_switch_hides_its_variant(fresh):
-    box = fresh.page.get_by_role("checkbox", name="BN-x30")
-    names = f"[...{LINES}].map((line) => line.dataset.name)"
-    before = fresh.page.evaluate(names)
-    box.uncheck()
-    assert fresh.page.evaluate(names) == [name for name in before if name != "BN-x30"]
-    fresh.reach_for(ACCURACY)  # what was hidden stays hidden
-    figure = "document.querySelector('.plotly-figure')"
-    drawn = f"{figure}.querySelectorAll('.scatterlayer .trace').length"
-    own, shown = len(box.get_attribute("data-traces").split(",")), fresh.page.evaluate(drawn)
-    hidden = fresh.page.evaluate(f"{figure}.data.filter((t) => t.visible === false).map((t) => t.name || null)")
-    assert {name for name in hidden if name} == {"BN-x30"}
-    box.check()
-    fresh.until(f"{drawn} === {shown + own}")
-    assert fresh.page.evaluate(names) == before
+def names_of(chart):
+    """Every name at the end of a line: its text, its color and its box, and those of the line."""
+    return chart.evaluate(
+        """each => [...each.querySelectorAll('.over .name')].map((name) => {
+            const line = each.querySelector(`.line[data-line="${name.dataset.line}"]`);
+            const box = name.getBoundingClientRect();
+            return { text: name.textContent, line: line.dataset.name, top: box.top, bottom: box.bottom, left: box.left,
+                right: box.right, ends: line.getBoundingClientRect().right, chart: each.getBoundingClientRect().right };
+        })"""
+    )
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_line_has_its_name_behind_its_end_and_none_is_on_another(fresh, width, race_result):
+    fresh.page.set_viewport_size({"width": width, "height": 800})
+    fresh.page.wait_for_timeout(100)
+    found = names_of(fresh.page.locator(".plotly-figure").first)
+    assert sorted(each["text"] for each in found) == sorted(row.variant for row in summarise(race_result).rows)
+    assert all(each["text"] == each["line"] for each in found)
+    assert all(each["ends"] <= each["left"] and each["right"] <= each["chart"] + 1 for each in found)
+    for above, below in pairwise(sorted(found, key=lambda each: each["top"])):
+        assert above["bottom"] <= below["top"] + 4  # boxes of text are higher than their letters
+    assert fresh.page.locator(".switches").count() == 0  # no legend
+
+
+def bands_shown(visit):
+    return (
+        visit.page.locator(".plotly-figure")
+        .first.locator(".band")
+        .evaluate_all("all => all.filter((each) => each.checkVisibility()).map((each) => Number(each.dataset.line))")
+    )
+
+
+def point_at(visit, line):
+    """Rest the mouse on the middle of a line."""
+    place = visit.page.locator(".plotly-figure").first.evaluate(
+        """(each, line) => {
+            const path = each.querySelector(`.line[data-line="${line}"]`), size = each.getBoundingClientRect();
+            const at = path.getPointAtLength(path.getTotalLength() * 0.8);
+            return [size.left + at.x, size.top + at.y];
+        }""",
+        line,
+    )
+    visit.page.mouse.move(*place)
+
+
+def test_only_the_line_under_the_pointer_has_its_band(fresh):
+    fresh.page.locator(".plotly-figure").first.scroll_into_view_if_needed()
+    assert bands_shown(fresh) == []
+    for line in (0, 3):
+        point_at(fresh, line)
+        (shown,) = bands_shown(fresh)
+        lines = fresh.page.locator(".plotly-figure").first.locator(".line")
+        paths = [lines.nth(number).get_attribute("d") for number in (line, shown)]
+        assert shown == line or paths[0][-30:] == paths[1][-30:]  # or one that lies on it
+    fresh.page.mouse.move(5, 5)
+    assert bands_shown(fresh) == []
+    fresh.reach_for(ACCURACY)
+    point_at(fresh, 0)
+    fresh.until("document.querySelectorAll('.plotly-figure .band.near').length === 1")  # of plotly's chart, too
+
+
+def test_plotly_draws_in_the_place_of_the_sketch_and_has_no_toolbar(fresh):
+    figure = fresh.reach_for(ACCURACY)
+    area = figure.evaluate(
+        """each => { const { l, t, w, h } = each._fullLayout._size; return [l, t, l + w, t + h]; }"""
+    )
+    grid = figure.locator(".sketch .grid").evaluate_all(
+        "all => all.map((each) => ['x1', 'y1', 'x2', 'y2'].map((side) => Number(each.getAttribute(side))))"
+    )
+    left, top, right, bottom = (
+        pick(side) for pick, side in zip((min, min, max, max), zip(*grid, strict=True), strict=True)
+    )
+    assert [left, top, right, bottom] == pytest.approx(area, abs=1)
+    assert figure.locator(".modebar-btn").count() == 0
+
+
+def test_names_leave_a_chart_that_is_enlarged_and_come_back(fresh):
+    figure = fresh.reach_for(ACCURACY)
+    names = figure.locator(".over .name >> visible=true")
+    whole = names.count()
+    assert whole == 6
+    box = figure.bounding_box()
+    fresh.page.mouse.move(box["x"] + 200, box["y"] + 100)
+    fresh.page.mouse.down()
+    fresh.page.mouse.move(box["x"] + 400, box["y"] + 250, steps=4)
+    fresh.page.mouse.up()
+    fresh.until("document.querySelector('.plotly-figure').matches('.zoomed')")
+    assert names.count() == 0
+    fresh.page.wait_for_timeout(500)
+    fresh.page.mouse.dblclick(box["x"] + 300, box["y"] + 200)
+    fresh.until("!document.querySelector('.plotly-figure').matches('.zoomed')")
+    assert names.count() == whole
 
 
 def test_another_quantity_can_be_chosen(fresh):
     before = cells_of(fresh, LAYERS)
-    fresh.page.locator(".choose select").select_option("saturation")
+    fresh.page.locator(".choose select").select_option("mean")
     after = cells_of(fresh, LAYERS)
     assert set(after.values()) != set(before.values())
-    assert "saturation" in fresh.page.locator(".sketch").nth(LAYERS).locator("text").all_text_contents()
+    assert "mean" in fresh.page.locator(".sketch").nth(LAYERS).locator("text").all_text_contents()
     figure = fresh.reach_for(LAYERS)
-    assert figure.evaluate("each => each.data[0].colorbar.title.text") == "saturation"
-    fresh.page.locator(".choose select").select_option("mean")
-    fresh.until(f"document.querySelectorAll('.plotly-figure')[{LAYERS}].data[0].colorbar.title.text === 'mean'")
+    assert figure.evaluate("each => each.data[0].colorbar.title.text") == "mean"
+    fresh.page.locator(".choose select").select_option("saturation")
+    fresh.until(f"document.querySelectorAll('.plotly-figure')[{LAYERS}].data[0].colorbar.title.text === 'saturation'")
     assert cells_of(fresh, LAYERS) == before
     assert figure.evaluate("each => each.layout.xaxis.title.text") == "training steps"
 

@@ -186,7 +186,6 @@ def test_a_chart_is_drawn_when_its_row_opens_and_plotly_takes_over(visit):
     assert row.get_by_text("batchnorm lab run steps").last.is_visible()
     visit.reach_for(0)
     assert row.locator(".main-svg").count() > 0
-    row.locator(".switches input").uncheck()
     visit.page.emulate_media(color_scheme="dark")  # draws what is drawn anew, and nothing else
     assert visit.page.locator(".sketch").count() == 1
     assert visit.complaints == []

@@ -48,11 +48,12 @@ def test_figure_2_has_the_median_of_every_variant(race_result, race_records):
         seeds = list(zip(*(curve.accuracy for curve in lane.chosen), strict=True))
         assert band["y"] == [max(s) for s in seeds] + [min(s) for s in seeds][::-1]
         assert band["x"] == STEPS + STEPS[::-1]
-    assert [switch.name for switch in plot.switches] == [row.variant for row in rows]
-    switched = [index for switch in plot.switches for index in switch.traces]
-    assert switched == list(range(len(plot.figure["data"])))
-    # A variant is told by its dash as well as by its colour.
-    assert len({(switch.colour, switch.dash) for switch in plot.switches}) == 6
+    # The band of a line stands before it. A variant has a dash as well as a colour.
+    parts = [(trace["meta"]["part"], trace["meta"]["colour"]) for trace in plot.figure["data"]]
+    for line in lines:
+        at = plot.figure["data"].index(line)
+        assert parts[at - 1] == ("band", line["meta"]["colour"])
+    assert len({(line["meta"]["colour"], line["line"]["dash"]) for line in lines}) == 6
 
 
 def test_figure_3_has_our_row_and_the_papers_below_it(race_result, race_records):
@@ -97,15 +98,13 @@ def test_a_race_that_reached_its_target_says_how_soon():
 
 def test_the_rate_map_has_every_rate_that_was_tried(race_result, race_records):
     plot = sections_of(race_records)["Which learning rates work"]
-    heat = plot.figure["data"][0]
-    assert heat["y"] == ["ReLU, without BN", "ReLU, with BN", "Sigmoid, without BN", "Sigmoid, with BN"]
+    lines = plot.figure["data"]
+    assert [line["name"] for line in lines] == [
+        "ReLU, without BN", "ReLU, with BN", "Sigmoid, without BN", "Sigmoid, with BN",
+    ]  # fmt: skip
+    assert plot.figure["layout"]["xaxis"]["type"] == "log"  # one axis of rates for all of them
     tried = {lane.variant: {c.member.learning_rate for c in lane.curves} for lane in race_result.lanes}
-    cells = {
-        (network, float(rate))
-        for network, row in zip(heat["y"], heat["z"], strict=True)
-        for rate, value in zip(heat["x"], row, strict=True)
-        if value is not None
-    }
+    cells = {(line["name"], rate) for line in lines for rate in line["x"]}
     assert {rate for network, rate in cells if network == "ReLU, without BN"} == tried["Inception"] == {0.1, 0.2}
     assert {rate for network, rate in cells if network == "Sigmoid, without BN"} == tried["Sigmoid"]
     with_bn = {rate for network, rate in cells if network == "ReLU, with BN"}
@@ -165,7 +164,7 @@ def test_how_the_signal_was_made_is_said(signal_records):
 def test_a_network_has_one_color_in_all_figures(signal_records):
     sections = sections_of(signal_records)
     traces = {trace["name"]: trace["meta"]["colour"] for trace in sections["The run as a whole"].figure["data"]}
-    assert traces == {"without BN, validation accuracy": "vermillion", "with BN, validation accuracy": "blue"}
+    assert traces == {"without BN": "vermillion", "with BN": "blue"}  # of one quantity: the axis names it
     networks = sections["Steadying the signal"].data["networks"]
     assert [(each["name"], each["color"]) for each in networks] == [("without BN", "vermillion"), ("with BN", "blue")]
 
@@ -229,8 +228,9 @@ def test_findings_are_told_the_gravest_first(tmp_path, findings):
         ("advice", "BN101 bias-before-norm", HOSTILE),
     ]
     assert table.rows[0][4] == "nan 1, of 8.25"
-    assert table.sentence == "Found: 1 error, 1 advice; the gravest first."
-    assert table.notes == ("BN201 could not look: it needs data.",)
+    assert table.title == "Found: 1 error, 1 advice."
+    assert table.sentence == "The gravest is of bn1: running_var has 1 NaN."
+    assert table.notes == ("Rules that could not run, and what they need: BN201 (data).",)
 
 
 def test_a_benchmark_is_told(bench_records):
@@ -358,7 +358,7 @@ def test_the_command_draws_files_and_folders(tmp_path, race_records, signal_reco
     assert done.exit_code == 0, done.output
     assert f"The page is {out}" in done.output.replace("\n", "")
     text = out.read_text(encoding="utf-8")
-    for words in ("The Batch Normalization race", "Steadying the signal", "What the doctor found"):
+    for words in ("The Batch Normalization race", "Steadying the signal", "Found: 1 error, 1 advice."):
         assert words in text
     assert [file.name for file in out.parent.iterdir()] == ["page.html"]
 

@@ -2,7 +2,7 @@
 
 import time
 
-DRAWN = "document.documentElement.dataset.charts === 'drawn'"
+DRAWN = "!document.getElementById('plotly-source') || document.documentElement.dataset.charts === 'drawn'"
 PATIENCE = 120_000  # milliseconds; a page that is slow on a busy machine is no failure
 
 

@@ -2,8 +2,8 @@
 
 import copy
 import json
-import sys
 from functools import partial
+from importlib import import_module
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def pretend(monkeypatch, fastest):
         seconds = {name: 1.0 if name == fastest else 2.0 for name in contenders}
         return tuple(bn.records.Measurement("time", {"contender": n}, (s,) * steps, "s") for n, s in seconds.items())
 
-    monkeypatch.setattr(sys.modules["batchnorm.transforms.accelerate"], "measure", measure)
+    monkeypatch.setattr(import_module("batchnorm.transforms.accelerate"), "measure", measure)
 
 
 def test_the_function_is_kept_and_the_ratio_reported():
@@ -85,6 +85,30 @@ def test_the_fastest_is_chosen(monkeypatch, layout):
         assert bool(report.changes) == (chosen != "as it was")
         torch.testing.assert_close(faster(x), model(x))
         assert faster(x).is_contiguous(memory_format=wanted)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
+        self.bn1, self.bn2 = (nn.BatchNorm2d(16) for _ in range(2))
+
+    def forward(self, x):
+        return (self.bn2(self.conv2(self.bn1(self.conv1(x)).relu())) + x).relu()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_rounding_of_torchs_own_layers_in_another_layout_is_no_difference(monkeypatch, seed):
+    torch.manual_seed(seed)
+    stem = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)
+    model, x = nn.Sequential(nn.Sequential(*stem), Block(), Block(), nn.Sequential(*head)), torch.randn(8, 3, 32, 32)
+    for chosen in ("channels_last", "fused, channels_last"):
+        pretend(monkeypatch, chosen)
+        faster, report = bn.accelerate(model, x, steps=11, seconds=0)
+        assert report.chosen == chosen
+        assert report.gradients.relative <= 1e-4
+        assert faster[0][0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_model_without_convolutions_has_one_layout():

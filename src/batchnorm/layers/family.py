@@ -147,12 +147,13 @@ def _batch(channels: int, dims: int | None, of: nn.Module | None, options: dict[
 
 def _group(channels: int, dims: int | None, of: nn.Module | None, options: dict[str, Any]) -> nn.Module:
     groups = options.pop("groups", None)
+    safe = safe_groups(channels, positions=1 if dims == 0 else None)
     if groups is None:
-        groups = safe_groups(channels)
+        groups = safe
     elif not isinstance(groups, int) or groups < 1 or channels % groups:
         raise BatchNormError(
             f"{channels} channels do not fall into {groups} groups",
-            do=f"use a divisor of {channels}, or leave groups out for {safe_groups(channels)}",
+            do=f"use a divisor of {channels}, or leave groups out for {safe}",
         )
     if dims == 0 and channels == groups:
         raise BatchNormError(

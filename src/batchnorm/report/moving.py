@@ -32,7 +32,7 @@ SLOTS, HOLD, SECONDS = 72, 10, 16.0  # frames of the film, slots that the last o
 STAGES = {"before BN": "arrives", "normalised": "normalized", "": "given"}
 WORDS = {"before BN": "what arrives", "normalised": "normalized", "": "after γ and β"}
 HUES = ("blue", "vermillion", "green", "orange", "purple", "sky")
-COLORS = ("card", "page", "text", "soft", "line", "shade", *HUES, *(f"{hue}-ink" for hue in HUES))
+COLORS = ("card", "page", "text", "soft", "line", "shade", "ink", *HUES, *(f"{hue}-ink" for hue in HUES))
 
 
 def animated_svg(player: Player) -> str:

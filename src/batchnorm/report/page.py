@@ -16,6 +16,7 @@ from batchnorm.report.load import Run
 from batchnorm.report.panels import charts, sheet
 from batchnorm.report.registry import drawing_of
 from batchnorm.report.sections import Ledger, Panels, Player, Plot, Section, all_within
+from batchnorm.report.together import named, together
 
 TITLE = "Batch Normalization: a report"
 
@@ -28,7 +29,8 @@ def page(runs: Sequence[Run]) -> str:
     >>> text.startswith("<!doctype html>"), "a </title>" in text
     (True, False)
     """
-    parts = [(run, tuple(figures_of(run.records))) for run in fitting(runs)]
+    runs = named(runs)
+    parts = together([(run, tuple(figures_of(run.records))) for run in fitting(runs)])
     sections = list(all_within(section for _, own in parts for section in own))
     text: str = (
         _templates()
@@ -36,6 +38,7 @@ def page(runs: Sequence[Run]) -> str:
         .render(
             title=title_of(runs),
             parts=_numbered(parts),
+            alike=len({run.records.command for run in runs}) == 1,
             facts=[(run.name, facts(run)) for run in runs],
             plotly=plotly_script() if any(isinstance(section, Plot) for section in sections) else "",
             small=any(isinstance(section, Panels) for section in sections),
@@ -87,7 +90,9 @@ def _said(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _numbered(parts: Sequence[tuple[Run, Sequence[Section]]]) -> list[tuple[Run, list[tuple[str, Section]]]]:
+def _numbered(
+    parts: Sequence[tuple[Run | None, Sequence[Section]]],
+) -> list[tuple[Run | None, list[tuple[str, Section]]]]:
     """Sections with the names by which the page's own links find them."""
     number = 0
     numbered = []

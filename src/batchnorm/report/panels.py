@@ -15,12 +15,13 @@ from markupsafe import Markup, escape
 from batchnorm.files import write_atomically
 from batchnorm.report.embed import shown
 from batchnorm.report.moving import palette
-from batchnorm.report.sections import Line, Panel, Panels
+from batchnorm.report.sections import Line, Panel, Panels, thinned
 
 LARGEST = 1e300  # that is drawn: the span between two values must be a number
 WIDE, TWO_WIDE = 340, 430  # of one chart of three in a row, or of two; a page scales it to its column
 LEFT, RIGHT, TOP, BELOW = 46, 10, 30, 38
 ROOM = 90  # for the name of a line that ends early
+ROW_NAMES = 165  # the width of names of rows
 EDGE, GAP = 20, 26  # of the file with all of them
 DASHES = {"solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "8 3 2 3", "longdash": "11 4", "points": ""}
 SLOT, HOLD = 0.7, 3  # seconds of a frame, and for how many more the last one stays
@@ -102,18 +103,25 @@ def drawn(panel: Panel, wide: int, high: int) -> Iterator[str]:
     >>> ">loss</text>" in "".join(drawn(Panel("loss", (), "step"), 340, 200))
     True
     """
-    lines = panel.all_lines
-    across = Scale([v for line in lines for v in line.x], panel.x_log, LEFT, wide - RIGHT, room=0.0)
+    lines, left = panel.all_lines, ROW_NAMES if panel.y_names else LEFT
+    along = [v for line in lines for v in line.x]
+    across = Scale(along, panel.x_log, left, wide - RIGHT, edges(panel.x_names), room=0.04 if panel.y_names else 0.0)
     values = [v for line in lines for part in (line.y, line.low, line.high) for v in part]
-    down = Scale(values, panel.y_log, high - BELOW, TOP, panel.y_range)
+    bottom, top = (TOP, high - BELOW) if panel.y_names else (high - BELOW, TOP)
+    down = Scale(values, panel.y_log, bottom, top, edges(panel.y_names) or panel.y_range)
     yield text(8, 14, panel.title, "head")
-    yield text((LEFT + wide - RIGHT) / 2, high - 4, panel.x_title, "soft small middle")
-    for value, label in down.ticks(max(2, (high - TOP - BELOW) // 36), panel.percent):
+    yield text((left + wide - RIGHT) / 2, high - 4, panel.x_title, "soft small middle")
+    yield from grid_of(panel.cells, panel.colour, across, down)
+    tall = (high - TOP - BELOW) // (22 if panel.y_names else 36)
+    for value, label in named_ticks(panel.y_names, tall, 24) or down.ticks(max(2, tall), panel.percent):
         at = down(value)
-        yield f'<path class="grid" d="M{LEFT},{at:.1f}H{wide - RIGHT}"/>'
-        yield text(LEFT - 6, at + 4, label, "soft small end")
-    for value, label in across.ticks(4, False):
-        yield text(min(across(value), wide - RIGHT - 8), high - BELOW + 16, label, "soft small middle")
+        if not panel.cells:
+            yield f'<path class="grid" d="M{left},{at:.1f}H{wide - RIGHT}"/>'
+        yield text(left - 6, at + 4, label, "soft small end")
+    most = max(2, min(len(panel.x_names), 6))
+    for value, label in named_ticks(panel.x_names, most, (wide - left) // (7 * most)) or across.ticks(4, False):
+        last = math.inf if panel.x_names else wide - RIGHT - 8
+        yield text(min(across(value), last), high - BELOW + 16, label, "soft small middle")
     yield from strokes(panel.lines, across, down)
     slots = len(panel.frames) + HOLD
     for number, frame in enumerate(panel.frames):
@@ -127,6 +135,35 @@ def drawn(panel: Panel, wide: int, high: int) -> Iterator[str]:
         yield "</g>"
     if panel.frames:
         yield f"<style>{turning(slots)}</style>"
+
+
+def edges(names: Sequence[str]) -> tuple[float, float] | None:
+    """Return the range of an axis of names: half a place before the first and behind the last."""
+    return (-0.5, len(names) - 0.5) if names else None
+
+
+def named_ticks(names: Sequence[str], most: int, letters: int) -> list[tuple[float, str]]:
+    """Return the places of names along an axis, some of many, with long names cut.
+
+    >>> named_ticks(("layer1.conv", "b", "c"), 2, 8)
+    [(0.0, 'layer1.…'), (2.0, 'c')]
+    """
+    places = thinned(range(len(names)), most)
+    return [(float(at), name if len(name := names[at]) <= letters else f"{name[: letters - 1]}…") for at in places]
+
+
+def grid_of(cells: Sequence[Sequence[float]], colour: str, across: Scale, down: Scale) -> Iterator[str]:
+    """Draw a map, the larger a value the darker; 0 is left blank."""
+    largest = max((v for row in cells for v in row if math.isfinite(v)), default=0.0) or 1.0
+    for y, row in enumerate(cells):
+        for x, value in enumerate(row):
+            left, top = across(x - 0.5), down(y - 0.5)
+            wide, high = across(x + 0.5) - left, down(y + 0.5) - top
+            shade = math.sqrt(max(value, 0.0) / largest) if math.isfinite(value) else 0.0
+            yield (
+                f'<rect class="cell" x="{left:.1f}" y="{top:.1f}" width="{wide - 1:.1f}" height="{high - 1:.1f}" '
+                f'style="fill:var(--{colour})" fill-opacity="{shade:.3f}"><title>{value:.3g}</title></rect>'
+            )
 
 
 def turning(slots: int) -> str:
@@ -266,18 +303,19 @@ def area(across: Callable[[float], float], down: Callable[[float], float], line:
 def names(lines: Sequence[Line], across: Scale, down: Scale) -> Iterator[str]:
     """Write each line's name near its last value, one below the other where they would meet, or where it asks for."""
     last: list[tuple[float, str, str, float]] = []
+    lowest = max(down.begin, down.end) - 3
     for line in lines:
         values = line.y or (line.low if line.nudge > 0 else line.high)
         known = [(x, v) for x, v in zip(line.x, values, strict=True) if v is not None and math.isfinite(v)]
         if not line.name or not known:
             continue
         x, value = known[round(line.named_at * (len(known) - 1))]
-        at = min(max(down(value) + line.nudge - 6, TOP + 10), down.begin - 3)
+        at = min(max(down(value) + line.nudge - 6, TOP + 10), lowest)
         if line.named_at < 1:
             yield written(across(x), at, line.name, line.colour, "middle")
         else:
             last.append((at, line.colour, line.name, max(across(x), LEFT + ROOM)))
-    lowest, at = down.begin - 3 - 15 * len(last), -math.inf
+    lowest, at = lowest - 15 * len(last), -math.inf
     for y, colour, name, end in sorted(last):
         lowest += 15
         at = min(max(y, at + 15), max(lowest, at + 15))

@@ -27,16 +27,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Switch:
-    """A box to tick: which traces of a plot it shows and hides, under which name, colour and dash."""
-
-    name: str
-    traces: tuple[int, ...]
-    colour: str
-    dash: str = "solid"
-
-
-@dataclass(frozen=True)
 class Choice:
     """One of several things that a plot can show: its name, and the changes to traces and layout that show it."""
 
@@ -48,7 +38,8 @@ class Choice:
 class Plot:
     """A plotly figure as plain data, what it shows in words, and the same numbers as a table.
 
-    A trace gets its colour from ``meta.colour``, a name of the palette, so that it can differ in dark mode.
+    A trace gets its colour from ``meta.colour``, a name of the palette, so that it can differ in dark mode. A line has
+    its name at its end, and its band, the trace before it, while the pointer is on it.
     """
 
     kind: ClassVar[str] = "plot"
@@ -57,7 +48,6 @@ class Plot:
     label: str
     figure: Mapping[str, Any]
     height: int = 420
-    switches: tuple[Switch, ...] = ()
     choices: tuple[Choice, ...] = ()
     table: Table | None = None
     notes: tuple[str, ...] = ()
@@ -87,7 +77,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One small chart; ``frames`` are further lines that are shown in turn, so that the chart moves."""
+    """One small chart; ``frames`` are further lines that are shown in turn, so that the chart moves.
+
+    ``x_names`` and ``y_names`` name the whole numbers along an axis, y from the top down. ``cells`` are rows of a map,
+    drawn in ``colour``: the larger the darker.
+    """
 
     title: str
     lines: tuple[Line, ...]
@@ -97,6 +91,10 @@ class Panel:
     y_range: tuple[float, float] | None = None
     percent: bool = False
     frames: tuple[tuple[Line, ...], ...] = ()
+    x_names: tuple[str, ...] = ()
+    y_names: tuple[str, ...] = ()
+    cells: tuple[tuple[float, ...], ...] = ()
+    colour: str = "blue"
 
     @property
     def all_lines(self) -> tuple[Line, ...]:

@@ -121,7 +121,8 @@ def _for_training(
     elif chosen != _FUSED and other is not None:
         layout = Change("", "memory layout", layout_of(model), other)
         report = replace(report, changes=(*(report.changes if chosen != other else ()), layout))
-        outputs, gradients = _certificates(model, changed, example, forward, tolerance)
+        twin = in_layout(copy_model(model), other)
+        outputs, gradients = _certificates(model, changed, twin, example, forward, tolerance)
         report = replace(report, certificate=outputs, gradients=gradients)
     follow(optimizers, model, changed)
     if chosen not in (WAS, _FUSED) and other is not None:
@@ -180,8 +181,14 @@ def _for_inference(
 
 
 def _certificates(
-    model: nn.Module, changed: nn.Module, example: Any, forward: Forward | None, tolerance: float | None
+    model: nn.Module,
+    changed: nn.Module,
+    twin: nn.Module,
+    example: Any,
+    forward: Forward | None,
+    tolerance: float | None,
 ) -> tuple[Certificate, Certificate | None]:
+    """Compare outputs and gradients; the ``twin`` is the model as it was, in the memory layout of the changed one."""
     before = copy_model(model)
     with untouched(changed):
         outputs = verify(
@@ -193,7 +200,7 @@ def _certificates(
             tolerance=tolerance,
         )
     return outputs, verify_gradients(
-        copy_model(model), changed, example, verb="accelerate", forward=forward, tolerance=tolerance
+        copy_model(model), changed, example, verb="accelerate", forward=forward, tolerance=tolerance, twin=twin
     )
 
 

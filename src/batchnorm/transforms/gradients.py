@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,6 +194,7 @@ def verify_gradients(
     tolerance: float | None = None,
     finish: Finish | None = None,
     optional: bool = False,
+    twin: nn.Module | None = None,
 ) -> Certificate | None:
     """Compare a step of two models, in the mode they are in, in training and in evaluation; raise if they differ.
 
@@ -209,7 +210,8 @@ def verify_gradients(
     of float64. The error of the original's step in its own numbers, or how far that step moves when its parameters
     change by a unit in the last place, is what rounding does; the new step may be `KINKS` times as far away. A gradient
     that is zero but for rounding, as that of a bias before BN, moves by more than itself; float64 alone judges it.
-    With ``optional`` None is returned if the model as it was cannot take a step.
+    With ``optional`` None is returned if the model as it was cannot take a step. A ``twin`` is the original in another
+    memory layout: how far its step is from the original's is rounding, too.
     """
     run = forward or call_with
     example = _cut(before, example, run)
@@ -217,11 +219,14 @@ def verify_gradients(
     exact: tuple[float, float] | None = None  # in float64, where that was needed
     own = {m.training for m in before.modules()}
     ways: list[bool | None] = [True, False] if len(own) == 1 else [None, True, False]
-    with untouched(before), untouched(after):
+    models = [before, after] if twin is None else [before, after, twin]
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(untouched(model))
         for mode in ways:
             if mode is not None:
-                in_mode(before, mode)
-                in_mode(after, mode)
+                for model in models:
+                    in_mode(model, mode)
             where = "the mode it is in" if mode is None else "training" if mode else "evaluation"
             stage(f"comparing gradients in {where}")
             # In evaluation no sample depends on another, so one tells as much as several.
@@ -240,7 +245,7 @@ def verify_gradients(
                 kind = name.split()[0]
                 if not relative <= limit and tolerance is None:
                     if rounding is None:
-                        rounding = _Rounding(before, after, given, run, verb, old, finish)
+                        rounding = _Rounding(before, after, given, run, verb, old, finish, twin)
                         if rounding.exact is not None:
                             exact = max(exact or rounding.exact, rounding.exact)
                     limit = max(limit, rounding.limit(kind, name, relative))
@@ -321,13 +326,13 @@ class _Rounding:
     """How far rounding alone moves a step of the original, found out no further than needed.
 
     First in float64, which also shows that the two models are the same function: the error of a step in the model's own
-    numbers is what rounding did to it. Then, if that does not explain a difference, by changing every parameter by a
-    unit in the last place, up to three times.
+    numbers is what rounding did to it, and so is the difference of a step in another memory layout. Then, if that does
+    not explain a difference, by changing every parameter by a unit in the last place, up to three times.
     """
 
     def __init__(
         self, before: nn.Module, after: nn.Module, example: Any, run: Forward, verb: str, old: Step,
-        finish: Finish | None,
+        finish: Finish | None, twin: nn.Module | None,
     ) -> None:  # fmt: skip
         self.before, self.example, self.run, self.old, self.finish = before, example, run, old, finish
         self.by_kind: dict[str, float] = {}
@@ -338,6 +343,8 @@ class _Rounding:
         if found is not None:
             self.exact, wide, narrow = found
             self._note(apart(_like(wide, narrow), narrow))
+            if twin is not None:
+                self._note(apart(old, step(twin, example, run, finish, verb)))
 
     def limit(self, kind: str, name: str, needed: float) -> float:
         """Return what is allowed for a tensor, looking further until that is enough."""

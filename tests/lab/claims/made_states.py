@@ -5,7 +5,7 @@ import math
 from batchnorm.lab.judge.claim import Claim, Part, Source, judged, listed, not_run
 from batchnorm.lab.judge.evidence import Estimate
 from batchnorm.lab.judge.measure import ClaimState
-from batchnorm.report.sections import Bar, Headline, Line, Panel, Panels, Plot, Switch, Table
+from batchnorm.report.sections import Bar, Headline, Line, Panel, Panels, Plot, Table
 
 LINES = (
     Line("without BN", (1, 10, 100), (0.1, 0.2, None), "vermillion", "dash"),
@@ -21,7 +21,7 @@ FIGURE = {
 TABLE = Table("Steps", "How soon.", ("arm", "steps"), (("with BN", "80"), ("without BN", "1,360")), numbers=(1,))
 SECTIONS = (
     Panels("Accuracy over steps", "Medians.", (Panel("accuracy", LINES, "step", x_log=True),), columns=1, table=TABLE),
-    Plot("The same to zoom", "Medians.", "Lines.", FIGURE, switches=(Switch("with BN", (0,), "blue"),), table=TABLE),
+    Plot("The same to zoom", "Medians.", "Lines.", FIGURE, table=TABLE),
     Headline("Fewer steps", "Medians.", bars=(Bar("with BN", 80.0, "80", "blue"), Bar("never", math.inf, "-", "ink"))),
     TABLE,
 )

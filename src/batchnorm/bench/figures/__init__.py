@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from batchnorm.bench.figures import cells, speed
+from batchnorm.bench.figures import cells, headline, speed
 
-FIGURES = (speed.draw, cells.draw)
+FIGURES = (headline.draw, speed.draw, cells.draw)

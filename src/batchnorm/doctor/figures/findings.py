@@ -13,7 +13,7 @@ KINDS = {"error": "bad", "warning": "warn", "advice": "open"}
 def draw(records: RecordFile) -> Table:
     """Draw a row for each finding, with the numbers that show it and what to do.
 
-    >>> draw(RecordFile("check", {}, (), {"findings": []})).sentence
+    >>> draw(RecordFile("check", {}, (), {"findings": []})).title
     'Nothing was found.'
     """
     found = sorted(
@@ -22,9 +22,14 @@ def draw(records: RecordFile) -> Table:
     )
     counts = [(severity, sum(f["severity"] == severity for f in found)) for severity in SEVERITIES]
     said = ", ".join(f"{n} {word}{'s' * (n > 1 and word != 'advice')}" for word, n in counts if n)
+    lacking = [
+        f"{codes} ({why.removeprefix('needs ')})"
+        for why, codes in together(records.summary.get("skipped", {}))
+        if not why.startswith(HELD)
+    ]
     return Table(
-        "What the doctor found",
-        f"Found: {said}; the gravest first." if found else "Nothing was found.",
+        f"Found: {said}." if found else "Nothing was found.",
+        f"The gravest is of {found[0]['path'] or 'the model'}: {found[0]['sentence']}." if found else "",
         ("severity", "rule", "module", "what was found", "the numbers", "what to do"),
         tuple(
             (
@@ -39,10 +44,8 @@ def draw(records: RecordFile) -> Table:
         ),
         badges=KINDS,
         notes=(
-            *(
-                f"{codes} {why}." if why.startswith(HELD) else f"{codes} could not look: it {why}."
-                for why, codes in together(records.summary.get("skipped", {}))
-            ),
+            *([f"Rules that could not run, and what they need: {'; '.join(lacking)}."] if lacking else []),
+            *(f"{codes} {why}." for why, codes in together(records.summary.get("skipped", {})) if why.startswith(HELD)),
             *(f"{code} failed here: {why}" for code, why in records.summary.get("failed", {}).items()),
         ),
     )

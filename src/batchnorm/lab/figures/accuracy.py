@@ -10,7 +10,12 @@ from batchnorm.lab.records import from_records
 from batchnorm.lab.summary import Lane, VariantRow, summarise
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
-from batchnorm.report.sections import Plot, Switch, Table
+from batchnorm.report.sections import Plot, Table
+
+READING = (
+    "Further left is sooner: the step axis is logarithmic. Lines are medians of the seeds; point at one for their span."
+)
+MARKED = " A diamond marks where one meets the best without BN (dotted)."
 
 
 def draw(records: RecordFile) -> Plot | None:
@@ -27,22 +32,16 @@ def draw(records: RecordFile) -> Plot | None:
         return None
     lanes = {lane.variant: lane for lane in summary.result.lanes}
     traces: list[dict[str, Any]] = []
-    switches = []
     for row in summary.rows:
-        first = len(traces)
         traces += traces_of(row, lanes[row.variant], summary.target)
-        colour, dash = look_of_variant(row.variant)
-        switches.append(Switch(row.variant, tuple(range(first, len(traces))), colour, dash))
     steps = lanes[summary.rows[0].variant].curves[0].steps
     return Plot(
         "Accuracy over the steps",
-        "Further left is sooner: the step axis is logarithmic, lines are medians of the seeds, bands their span"
-        + ("." if summary.target is None else ", and a diamond marks where one meets the best without BN (dotted)."),
+        READING + ("" if summary.target is None else MARKED),
         "Line chart of validation accuracy over training steps, one line for each variant; the table below has the "
         "same numbers.",
         {"data": traces, "layout": layout(steps, summary.target)},
         height=460,
-        switches=tuple(switches),
         table=numbers(summary.rows, steps),
         notes=("The paper's Figure 2 in small: the same variants, on digits instead of ImageNet.",),
     )
@@ -115,10 +114,8 @@ def layout(steps: tuple[int, ...], target: float | None) -> dict[str, Any]:
             "tickvals": ticks or list(steps),
             "range": [math.log10(0.95 * steps[0]), math.log10(1.05 * steps[-1])],
         },
-        "yaxis": {"title": {"text": "validation accuracy"}, "tickformat": ".0%", "range": [0, 1.02]},
-        "hovermode": "x",
+        "yaxis": {"title": {"text": "validation accuracy"}, "tickformat": ".0%"},
         "shapes": shapes,
-        "showlegend": False,
     }
 
 

@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 from batchnorm.lab.depth.figures.accuracy import numbers, traces_of
-from batchnorm.lab.depth.figures.rates import plot
 from batchnorm.lab.depth.outcome import smoothed
-from batchnorm.lab.figures.accuracy import layout
+from batchnorm.lab.figures.accuracy import MARKED, READING, layout
+from batchnorm.lab.figures.rates import plot
 from batchnorm.lab.own.present import arm, notes, sentence, steps, sweep_rows, verdict
 from batchnorm.lab.own.records import from_records
 from batchnorm.records import RecordFile
-from batchnorm.report.sections import Bar, Headline, Plot, Switch
+from batchnorm.report.sections import Bar, Headline, Plot
 
 LOOKS = {"without BN": ("ink", "dash"), "with BN": ("blue", "solid")}
 
@@ -53,19 +53,14 @@ def accuracy(records: RecordFile) -> Plot | None:
     window = duel.settings.smoothed_over
     arms = {e.arm: [smoothed(curve, window) for curve in e.curves] for e in (duel.plain, duel.normed)}
     traces: list[dict[str, Any]] = []
-    switches = []
     for (name, curves), its in zip(arms.items(), found[:2] if found else (None, None), strict=True):
-        own = traces_of(name, curves, LOOKS[name], target, its, named=True)
-        switches.append(Switch(name, tuple(range(len(traces), len(traces) + len(own))), *LOOKS[name]))
-        traces += own
+        traces += traces_of(name, curves, LOOKS[name], target, its)
     return Plot(
         "Accuracy over the steps",
-        "Further left is sooner: the step axis is logarithmic. Lines are medians of the seeds, bands their span"
-        + ("." if target is None else "; a diamond marks where one meets the best without BN (dotted)."),
+        READING + ("" if target is None else MARKED),
         "Line chart of validation accuracy over training steps, with and without BN; the table has the numbers.",
         {"data": traces, "layout": layout(duel.plain.curves[0].steps, target)},
         height=400,
-        switches=tuple(switches),
         table=numbers(arms),
         notes=(f"Each accuracy is the mean of {window} validations.",),
     )
@@ -81,7 +76,11 @@ def rates(records: RecordFile) -> Plot | None:
     if not rows:
         return None
     without, with_bn = ({row[0]: (row[column], "") for row in rows} for column in (1, 2))
-    return plot("Which learning rates work", {"without BN": without, "with BN": with_bn})
+    return plot(
+        "Which learning rates work",
+        {"without BN": without, "with BN": with_bn},
+        "The best validation accuracy of the median tuning seed, for both networks at every rate.",
+    )
 
 
 FIGURES = (headline, accuracy, rates)

@@ -13,6 +13,7 @@ from batchnorm.report.sections import Choice, Plot, Table, short
 DRAWN_ELSEWHERE = ("histogram",)
 SIGNED = ("mean", "percentiles", "beta")  # colours that part at 0
 WHICH = {"percentiles": 1}  # the sample that a map shows, where it is not the first
+FIRST = "saturation"  # where there is one: what the film is about
 WORDS = {"percentiles": "median", "gamma": "gamma (mean)", "beta": "beta (mean)", "gap": "gap of the means"}
 
 
@@ -31,6 +32,7 @@ def draw(records: RecordFile) -> Plot | None:
             watched.setdefault(m.quantity, []).append(m)
     if not watched:
         return None
+    watched = dict(sorted(watched.items(), key=lambda item: item[0] != FIRST))
     choices = tuple(Choice(WORDS.get(quantity, quantity), heat(quantity, found)) for quantity, found in watched.items())
     rows = max(len(choice.figure["data"][0]["y"]) for choice in choices)
     return Plot(

@@ -8,7 +8,7 @@ from batchnorm.observe.figures.looks import COLORS
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text, rounded
 from batchnorm.report.palette import DASHES, look_of
-from batchnorm.report.sections import Plot, Switch, Table, short, thinned
+from batchnorm.report.sections import Plot, Table, short, thinned
 
 MOST_ROWS = 40  # of the table beside the lines
 
@@ -21,19 +21,25 @@ def draw(records: RecordFile) -> Plot | None:
     """
     lines: dict[str, dict[int, float]] = {}
     stacks: dict[str, str] = {}
+    logged = []
     moving = any(m.quantity == "histogram" for m in records.measurements)
     for m in records.measurements:
         if m.setting.get("layer", "") or "step" not in m.setting or not m.samples:
             continue
         if moving and m.quantity == "training loss":
             continue
+        logged.append(m)
+    quantities = list(dict.fromkeys(m.quantity for m in logged))
+    alone = len(quantities) == 1  # then the axis has its name
+    for m in logged:
         name = ", ".join(str(part) for part in (m.setting.get("stack"), m.quantity) if part)
+        name = str(m.setting.get("stack") or name) if alone else name
         stacks[name] = str(m.setting.get("stack", ""))
         lines.setdefault(name, {})[int(m.setting["step"])] = m.samples[0]
     if not lines:
         return None
+    share = all(word.endswith("accuracy") for word in quantities)
     traces: list[dict[str, Any]] = []
-    switches = []
     for number, (name, values) in enumerate(lines.items()):
         colour, dash = look_of(number)
         if stacks[name] in COLORS:  # as in the film; a dash for each quantity
@@ -42,7 +48,6 @@ def draw(records: RecordFile) -> Plot | None:
                 DASHES[list(stacks.values())[:number].count(stacks[name]) % len(DASHES)],
             )
         steps = sorted(values)
-        switches.append(Switch(name, (number,), colour, dash))
         traces.append(
             {
                 "type": "scatter",
@@ -60,9 +65,14 @@ def draw(records: RecordFile) -> Plot | None:
         f"Line chart over training steps of {', '.join(lines)}; the table below has the numbers.",
         {
             "data": traces,
-            "layout": {"xaxis": {"title": {"text": "training steps"}}, "hovermode": "x", "showlegend": False},
+            "layout": {
+                "xaxis": {"title": {"text": "training steps"}},
+                "yaxis": {
+                    **({"title": {"text": plotly_text(quantities[0])}} if alone else {}),
+                    **({"tickformat": ".0%"} if share else {}),
+                },
+            },
         },
-        switches=tuple(switches),
         table=numbers(lines),
     )
 

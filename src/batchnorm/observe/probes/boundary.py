@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,13 @@ from batchnorm.calling import call_with, inputs_of
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
 from batchnorm.nested import fresh
+from batchnorm.observe.probes.result import Result
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Measurement
+from batchnorm.report.sections import Line, Panel, Panels, Table, short
 from batchnorm.transforms.measuring import no_batches, streamed
+
+SERIES = (("without", "without BN", "vermillion"), ("centred", "centred", "sky"), ("learned", "learned", "blue"))
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,64 @@ class Boundary:
         return tuple(found)
 
 
+class Boundaries(Result, tuple[Boundary, ...]):
+    """The layers that were measured, in the order in which they run."""
+
+    def measurements(self, **setting: Any) -> tuple[Measurement, ...]:
+        """The figures of all layers as records."""
+        return tuple(measurement for each in self for measurement in each.measurements(**setting))
+
+    def picture(self) -> Panels:
+        """Draw the distances layer by layer, and the jitter against the size of the batch."""
+        layers, places = tuple(each.layer for each in self), range(len(self))
+        series = [(words, color, [getattr(each, name) for each in self]) for name, words, color in SERIES]
+        distances = tuple(
+            line
+            for words, color, values in series
+            for line in (Line(words, places, values, color), Line("", places, values, color, "points", 6))
+        )
+        panels = [Panel("distance to the data", distances, "layer", x_names=layers)]
+        sizes = sorted({size for each in self for size in each.jitter})
+        if sizes:
+            pairs = [[statistics.fmean(each.jitter[size][part] for each in self) for size in sizes] for part in (0, 1)]
+            panels.append(
+                Panel(
+                    "jitter by the batch, in sigmas",
+                    (
+                        Line("1/√m", sizes, [size**-0.5 for size in sizes], "ink", "dot", 1.2),
+                        Line("mean", sizes, pairs[0], "blue"),
+                        Line("deviation", sizes, pairs[1], "green"),
+                    ),
+                    "examples in a batch",
+                    x_log=True,
+                    y_log=True,
+                )
+            )
+        without, learned = (statistics.fmean(values) for values in (series[0][2], series[2][2]))
+        return Panels(
+            f"The units switch at a mean distance of {short(learned)} from the data; without BN it would be "
+            f"{short(without)}.",
+            "How far the data are from where a layer's units switch: without BN, with its mean alone (centred), and "
+            "with gamma and beta (learned); and how much the statistics of a small batch shake that.",
+            tuple(panels),
+            columns=2,
+            table=Table(
+                "Layer by layer",
+                "",
+                ("layer", *(words for _, words, _ in SERIES), *(f"jitter, {size}" for size in sizes)),
+                tuple(
+                    (
+                        each.layer,
+                        *(short(getattr(each, name)) for name, _, _ in SERIES),
+                        *(" / ".join(map(short, each.jitter[size])) for size in sizes),
+                    )
+                    for each in self
+                ),
+                numbers=tuple(range(1, 4 + len(sizes))),
+            ),
+        )
+
+
 def boundary(
     model: nn.Module,
     batches: Iterable[Any] | Tensor,
@@ -56,7 +119,7 @@ def boundary(
     batch_sizes: Sequence[int] = (2, 8, 32, 128),
     draws: int = 200,
     seed: int = 0,
-) -> tuple[Boundary, ...]:
+) -> Boundaries:
     """Measure, for every BN layer right behind a convolution or linear layer, the distance of its units to the data.
 
     >>> model = nn.Sequential(nn.Linear(2, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU())
@@ -86,7 +149,9 @@ def boundary(
         for given in inputs:
             call_with(model, fresh(given))
     generator = torch.Generator().manual_seed(seed)
-    return tuple(_measure(path, *pairs[path], torch.cat(seen[path]), batch_sizes, draws, generator) for path in pairs)
+    return Boundaries(
+        _measure(path, *pairs[path], torch.cat(seen[path]), batch_sizes, draws, generator) for path in pairs
+    )
 
 
 def _measure(

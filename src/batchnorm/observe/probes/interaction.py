@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
 from batchnorm.nested import tensors_in
+from batchnorm.observe.probes.result import Result
 from batchnorm.preserve import untouched
 from batchnorm.records import Measurement
+from batchnorm.report.sections import Panel, Panels, Table, short
 
 
-@dataclass(frozen=True)
-class Interaction:
+@dataclass(frozen=True, repr=False)
+class Interaction(Result):
     """The lengths of d output_i / d input_j, examples by examples (Frobenius norms of Jacobians)."""
 
     matrix: Tensor
@@ -41,6 +43,41 @@ class Interaction:
         return (
             Measurement("dependence on the own input", setting, (self.own,)),
             Measurement("dependence on another input", setting, (self.others,)),
+        )
+
+    def picture(self) -> Panels:
+        """Draw the matrix: a row for each output, a column for each input."""
+        rows = self.matrix.tolist()
+        names = tuple(f"{number}" for number in range(1, len(rows) + 1))
+        found = (
+            f"An output depends {short(self.share)} times as much on another example as on its own "
+            f"({short(self.others)} and {short(self.own)})."
+            if self.others
+            else f"No output depends on another example; on its own, by {short(self.own)}."
+        )
+        return Panels(
+            found,
+            "How much every output depends on every input: the length of its derivative. Off the diagonal, examples "
+            "of one batch change each other's output; blank is 0.",
+            (
+                Panel(
+                    "output (down) on input (across)",
+                    (),
+                    "example of the batch",
+                    x_names=names,
+                    y_names=tuple(f"output {name}" for name in names),
+                    cells=tuple(map(tuple, rows)),
+                ),
+            ),
+            columns=1,
+            height=320,
+            table=Table(
+                "Dependence",
+                "",
+                ("output", *(f"input {name}" for name in names)),
+                tuple((name, *map(short, row)) for name, row in zip(names, rows, strict=True)),
+                numbers=tuple(range(1, len(rows) + 1)),
+            ),
         )
 
 

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
+from batchnorm.observe.probes.result import Result
 from batchnorm.preserve import untouched
 from batchnorm.records import Measurement
+from batchnorm.report.sections import Line, Panel, Panels, Table, short
 
+LEAST = 1e-9  # of a change that is drawn, on a logarithmic axis
 TRANSFORMATIONS = (
     "weight matrix rescaled",
     "weight matrix recentred",
@@ -24,8 +27,8 @@ TRANSFORMATIONS = (
 )
 
 
-@dataclass(frozen=True)
-class Invariance:
+@dataclass(frozen=True, repr=False)
+class Invariance(Result):
     """For every transformation, the largest change of the output as a share of its largest number."""
 
     changes: dict[str, float]
@@ -41,6 +44,35 @@ class Invariance:
         return tuple(
             Measurement("change of the output", {**setting, "transformation": name}, (change,))
             for name, change in self.changes.items()
+        )
+
+    def picture(self) -> Panels:
+        """Draw a row for each transformation: how far the output moved, on a logarithmic axis."""
+        names, rows = tuple(self.changes), range(len(self.changes))
+        changes = [max(change, LEAST) for change in self.changes.values()]
+        limit = Line("tolerance", (self.tolerance,) * 2, (-0.5, len(names) - 0.5), "ink", "dot", 1.2, named_at=0.99)
+        kept = [name for name, holds in self.holds.items() if holds]
+        return Panels(
+            f"The output stays as it is in {len(kept)} of {len(names)} cases: {', '.join(kept) or 'none'}.",
+            "The largest change of the output, as a share of its largest number, when a weight or the data are "
+            f"rescaled or shifted; up to {short(self.tolerance)} (dotted) counts as none.",
+            (
+                Panel(
+                    "change of the output",
+                    (limit, Line("", changes, rows, "blue", "points", 9, named_at=0.0)),
+                    "share of the largest output",
+                    x_log=True,
+                    y_names=names,
+                ),
+            ),
+            columns=1,
+            table=Table(
+                "Changes",
+                "",
+                ("transformation", "change", "stays"),
+                tuple((name, short(self.changes[name]), "yes" if self.holds[name] else "no") for name in names),
+                numbers=(1,),
+            ),
         )
 
 

@@ -9,14 +9,16 @@ from typing import Any
 from torch import nn
 
 from batchnorm.errors import BatchNormError
+from batchnorm.observe.probes.result import Result
 from batchnorm.observe.probes.walking import Loss, cosine, learning, norm, slope, stepped
 from batchnorm.records import Measurement
+from batchnorm.report.sections import Line, Panel, Panels, Table, short
 
 FACTORS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)  # times the learning rate: Santurkar et al.'s range for a VGG
 
 
-@dataclass(frozen=True)
-class Landscape:
+@dataclass(frozen=True, repr=False)
+class Landscape(Result):
     """What the loss and its gradient do along the gradient.
 
     ``rates`` are the step sizes; at each, ``losses`` and the change of the gradient: its length (``changes``, the
@@ -59,6 +61,34 @@ class Landscape:
             Measurement("gradient change, corrected", setting, self.corrected_changes),
             Measurement("effective beta", setting, (self.beta,)),
             Measurement("effective beta, corrected", setting, (self.corrected_beta,)),
+        )
+
+    def picture(self) -> Panels:
+        """Draw the loss, the change of the gradient and its direction along the way."""
+        way = (0.0, *self.rates)
+        drawn = (
+            ("loss along the gradient", (self.loss, *self.losses)),
+            ("change of the gradient", (0.0, *self.changes)),
+            ("cosine to the gradient", (1.0, *self.cosines)),
+        )
+        return Panels(
+            f"Effective beta {short(self.beta)} ({short(self.corrected_beta)} for weights of length 1); along the "
+            f"gradient the loss is {' to '.join(map(short, self.loss_range))}.",
+            "One step along the gradient, tried at several lengths. The smoother the loss, the less the gradient "
+            "changes, and the nearer its cosine stays to 1.",
+            tuple(Panel(title, (Line("", way, values, "blue"),), "length of the step") for title, values in drawn),
+            table=Table(
+                "Along the gradient",
+                "",
+                ("step", "loss", "gradient change", "corrected", "cosine"),
+                tuple(
+                    tuple(map(short, row))
+                    for row in zip(
+                        self.rates, self.losses, self.changes, self.corrected_changes, self.cosines, strict=True
+                    )
+                ),
+                numbers=tuple(range(5)),
+            ),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,14 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
+from batchnorm.observe.probes.result import Result
 from batchnorm.preserve import untouched
 from batchnorm.records import Measurement
+from batchnorm.report.sections import Line, Panel, Panels, Table, short
 
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 OVERSHOOT = 0.02  # a step to the boundary of the linearised network stops just short of it, so it goes a little further
 
 
-@dataclass(frozen=True)
-class Margin:
+@dataclass(frozen=True, repr=False)
+class Margin(Result):
     """The length of the smallest change that was found for every example, and the changed examples.
 
     ``distances`` are infinite where no change was found in the given number of steps; 0 where the example was called
@@ -34,6 +38,37 @@ class Margin:
     def measurements(self, **setting: Any) -> tuple[Measurement, ...]:
         """The figures as records."""
         return (Measurement("adversarial distance", setting, tuple(self.distances.tolist())),)
+
+    def picture(self) -> Panels:
+        """Draw the share of examples whose class a change of a given length changes."""
+        found = sorted(value for value in self.distances.tolist() if math.isfinite(value))
+        every = max(len(self.distances), 1)
+        steps = [(x, share / every) for at, x in enumerate(found) for share in (at, at + 1)]
+        lost = len(self.distances) - len(found)
+        never = f" For {lost} of {every} none was found." if lost else ""
+        quarters = [short(float(self.distances.double().quantile(q, interpolation="lower"))) for q in QUANTILES]
+        return Panels(
+            f"Half of the examples change class when moved by {short(self.median)}.{never}",
+            "The share of examples that a change of this length, in the worst direction that was found, calls "
+            "something else; the longer the better.",
+            (
+                Panel(
+                    "examples that change class",
+                    (Line("", (0.0, *(x for x, _ in steps)), (0.0, *(share for _, share in steps)), "blue"),),
+                    "length of the change",
+                    y_range=(0.0, 1.0),
+                    percent=True,
+                ),
+            ),
+            columns=1,
+            table=Table(
+                "Distances",
+                "",
+                ("examples", "changed", *(f"{q:.0%} rank" for q in QUANTILES)),
+                ((str(every), str(len(found)), *quarters),),
+                numbers=tuple(range(2 + len(QUANTILES))),
+            ),
+        )
 
 
 def margin(model: nn.Module, x: Tensor, labels: Tensor | None = None, *, steps: int = 50, tighten: int = 20) -> Margin:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,13 +12,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
+from batchnorm.observe.probes.result import Result
 from batchnorm.observe.probes.walking import Loss, cosine, learning, norm, slope, stepped
 from batchnorm.preserve import untouched
 from batchnorm.records import Measurement
+from batchnorm.report.sections import Line, Panel, Panels, Table, short
 
 
-@dataclass(frozen=True)
-class Shift:
+@dataclass(frozen=True, repr=False)
+class Shift(Result):
     """Of every layer, in the order in which they run: the gradient before (G) and after the others stepped (G').
 
     ``distances`` are ||G - G'||, ``relative`` the same as a share of ||G||, ``cosines`` those of the angle between.
@@ -41,6 +45,42 @@ class Shift:
             found.append(Measurement("shift, relative", own, (self.relative[at],)))
             found.append(Measurement("shift, cosine", own, (self.cosines[at],)))
         return tuple(found)
+
+    def picture(self) -> Panels:
+        """Draw the relative distance and the cosine of every layer."""
+        places = range(len(self.layers))
+        largest = max(places, key=lambda at: -1.0 if math.isnan(self.relative[at]) else self.relative[at], default=None)
+        most = "" if largest is None else f"; most in layer {self.layers[largest]}, by {short(self.relative[largest])}"
+        known = [share for share in self.relative if not math.isnan(share)]
+        middle = short(statistics.median(known) if known else None)
+        drawn = (("||G - G'|| / ||G||", self.relative), ("cosine of G and G'", self.cosines))
+        return Panels(
+            f"Once the layers before it have moved, the gradient of a layer changes by {middle} of its length{most}.",
+            "G is a layer's gradient, G' the one it has after the layers before it took their step; layers in the "
+            "order in which they run. Less internal covariate shift is a smaller distance and a cosine nearer to 1.",
+            tuple(
+                Panel(
+                    title,
+                    (Line("", places, v, "blue"), Line("", places, v, "blue", "points", 6)),
+                    "layer",
+                    x_names=self.layers,
+                )
+                for title, v in drawn
+            ),
+            columns=2,
+            table=Table(
+                "Layer by layer",
+                "",
+                ("layer", "||G||", "||G - G'||", "relative", "cosine"),
+                tuple(
+                    (layer, *map(short, row))
+                    for layer, *row in zip(
+                        self.layers, self.norms, self.distances, self.relative, self.cosines, strict=True
+                    )
+                ),
+                numbers=(1, 2, 3, 4),
+            ),
+        )
 
 
 def shift(model: nn.Module, batch: Any, loss: Loss, *, lr: float, layers: Sequence[str] | None = None) -> Shift:

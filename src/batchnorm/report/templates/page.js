@@ -6,6 +6,12 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const narrow = matchMedia("(max-width: 640px)");
 
+for (const contents of document.querySelectorAll(".contents details")) { // at the side there is room for all of it
+  const side = matchMedia("(min-width: 1180px)"), fit = () => { contents.open = side.matches; };
+  side.addEventListener("change", fit);
+  fit();
+}
+
 function element(name, attributes = {}, text = "") {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);

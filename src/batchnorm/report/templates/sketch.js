@@ -1,6 +1,7 @@
 "use strict";
-// A chart as plain SVG, drawn at once from the figure that plotly would draw: lines with bands and diamonds, and heat
-// maps. Plotly's script is long to read; until someone reaches for a chart, this is the chart, and on paper always.
+// A chart as plain SVG, drawn at once from the figure that plotly would draw: lines with diamonds, and heat maps.
+// Plotly's script is long to read; until someone reaches for a chart, this is the chart, and on paper always. The names
+// at the ends of lines, and the band of the line under the pointer, are drawn here also when plotly draws the lines.
 const sketch = (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const DASHES = { dash: [3, 3], dot: [1, 1], dashdot: [3, 1, 1, 1], longdash: [5, 5] };
@@ -72,20 +73,27 @@ const sketch = (() => {
 
   // ---- one chart
 
-  return function sketch(element, figure, { W, H, narrow, hidden }) {
+  const INSIDE = 40; // pixels from a line within which the pointer is on it
+  return function sketch(element, figure, { W, H, narrow }) {
     const size = narrow ? 11 : 13;
     const { data: traces, layout } = figure, heat = traces.find((trace) => trace.type === "heatmap");
-    const gather = (side) => traces.flatMap((trace) => trace[side]);
+    const lines = heat ? [] : traces.filter((trace) => trace.meta.part === "line");
+    const gather = (side) => traces.flatMap((trace) => (trace.meta.part === "band" ? [] : trace[side]));
+    const levels = (layout.shapes || []).map(({ y0 }) => y0);
     const x = axis({ room: 0, ...layout.xaxis }, heat ? heat.x : gather("x"), heat);
-    const y = axis({ room: 0.06, ...layout.yaxis }, heat ? heat.y : gather("y"), heat);
+    const y = axis({ room: 0.06, ...layout.yaxis }, heat ? heat.y : [...gather("y"), ...levels], heat);
     const titles = [layout.xaxis, layout.yaxis].map((side) => side && side.title && plain(side.title.text));
     const format = (layout.yaxis || {}).tickformat;
     y.ticks ||= y.names ? y.names.map((name, index) => [index, name]) : nice(...y.range, H / 70).map((value) => [value, written(value, format)]);
     const scaled = heat && painter(heat), upright = heat && !narrow; // the scale of colours: beside the map, or above it
     const bar = upright && nice(scaled.low, scaled.high, 5).map((value) => [value, written(value, heat.colorbar.tickformat)]);
-    const left = Math.ceil(wide(y.ticks.map(([, text]) => text), size)) + 12 + (titles[1] ? size + 12 : 0);
-    const head = upright ? size + 16 : heat ? size + 20 : 12;
-    const right = upright ? Math.max(wide(bar.map(([, text]) => text), size) + 42, wide([plain(heat.colorbar.title.text)], size) + 14) : narrow ? 10 : 24;
+    const left = Math.ceil(wide(y.ticks.map(([, text]) => text), size)) + 12;
+    const head = upright ? size + 16 : heat || titles[1] ? size + 20 : 12;
+    // Names stand behind the ends of lines, long ones above them.
+    const ends = lines.map((trace) => ({ trace, text: plain(trace.name), last: trace.y.findLastIndex((value) => value !== null) })).filter(({ text, last }) => text && last >= 0);
+    const beyond = ({ text }) => text.length <= (narrow ? 14 : 26);
+    const aside = Math.max(wide(ends.filter(beyond).map(({ text }) => text), size) * 1.1 + 14, narrow ? 10 : 24);
+    const right = upright ? Math.max(wide(bar.map(([, text]) => text), size) + 42, wide([plain(heat.colorbar.title.text)], size) + 14) : heat ? (narrow ? 10 : 24) : aside;
     // Names that do not fit below their columns are written upwards.
     const longest = x.names ? wide(x.names, size) : 0, turned = longest + 6 > (W - right - left) / (x.names || []).length;
     const below = turned ? longest + 6 : size;
@@ -115,7 +123,6 @@ const sketch = (() => {
       put("text", { class: "ytick", x: box.left - 6, y: (at + size * 0.35).toFixed(1), "text-anchor": "end" }, text);
     }
     if (titles[0]) put("text", { x: (box.left + box.right) / 2, y: H - 8, "text-anchor": "middle" }, titles[0]);
-    if (titles[1]) put("text", { transform: `translate(${size + 1} ${(box.top + box.bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, titles[1]);
 
     function map(trace) {
       const small = narrow ? 9 : size, fits = wide((trace.text || []).flat(), small) < across(x.edges[1]) - across(x.edges[0]); // if not, the table has them
@@ -145,12 +152,11 @@ const sketch = (() => {
       for (const [value, text] of bar) put("text", { x: from + 18, y: (box.bottom - (tall * (value - scaled.low)) / (scaled.high - scaled.low) + size * 0.35).toFixed(1) }, text);
       put("text", { x: from, y: box.top - 12 }, title);
     }
-    function line(trace) {
+    const over = shape("g", { class: "over" });
+    function line(trace, index) {
       const { colour, part: kind } = trace.meta;
       const point = (index) => `${across(x.at(trace.x[index])).toFixed(1)},${down(y.at(trace.y[index])).toFixed(1)}`;
       if (kind === "diamond") return trace.x.forEach((_, index) => {
-        const [cx, cy] = point(index).split(",").map(Number), left = !String(trace.textposition).endsWith("right");
-        if (trace.text && trace.text[index]) put("text", { class: "label", x: cx + (left ? -8 : 8), y: cy - 8, "text-anchor": left ? "end" : "start", style: `fill: ${own(colour)}` }, plain(trace.text[index]));
         put("path", { class: "diamond", transform: `translate(${point(index)})`, d: "M0,-7L7,0L0,7L-7,0Z", style: `fill: ${own(colour)}` });
       });
       let d = "", mark = "M";
@@ -158,17 +164,54 @@ const sketch = (() => {
         if (value === null) mark = "M";
         else (d += mark + point(index)), (mark = "L");
       });
-      if (kind === "band") return put("path", { class: "band", d: `${d}Z`, opacity: trace.opacity, style: `fill: ${own(colour)}` });
-      const dash = DASHES[trace.line.dash];
-      return put("path", { class: "line", "data-name": plain(trace.name), d, "stroke-width": trace.line.width, "stroke-dasharray": dash && dash.map((times) => 3 * times), style: `stroke: ${own(colour)}` });
+      if (kind === "band") { // of the line that follows
+        const inside = `clip-path: inset(${box.top}px ${W - box.right}px ${H - box.bottom}px ${box.left}px) view-box; fill: ${own(colour)}`;
+        return over.append(shape("path", { class: "band", "data-line": lines.indexOf(traces[index + 1]), d: `${d}Z`, opacity: trace.opacity, style: inside }));
+      }
+      const dash = DASHES[trace.line.dash], number = lines.indexOf(trace);
+      put("path", { class: "line", "data-line": number, "data-name": plain(trace.name), d, "stroke-width": trace.line.width, "stroke-dasharray": dash && dash.map((times) => 3 * times), style: `stroke: ${own(colour)}` });
+      if (trace.mode.includes("markers")) trace.x.forEach((_, index) => {
+        const [cx, cy] = point(index).split(","), open = (trace.marker.symbol || [])[index] === "circle-open";
+        put("circle", { class: "dot", cx, cy, r: trace.marker.size / 2, style: `stroke: ${own(colour)}; fill: ${open ? "var(--card)" : own(colour)}` });
+      });
+    }
+    // Names behind the ends of their lines, from the top down, none on another.
+    function names() {
+      const tall = size + 3, at = (end) => down(y.at(end.trace.y[end.last])), least = Math.max(box.top, tall);
+      const sorted = ends.map((end) => ({ ...end, wish: at(end), aside: beyond(end) })).sort((a, b) => a.wish - b.wish);
+      for (const group of [true, false]) {
+        const own = sorted.filter(({ aside }) => aside === group);
+        let lowest = -Infinity;
+        for (const end of own) lowest = end.y = Math.max(group ? end.wish + size * 0.35 : end.wish - 6, lowest + tall, least);
+        let room = box.bottom;
+        for (const end of own.reverse()) room = (end.y = Math.min(end.y, room)) - tall;
+      }
+      for (const { trace, text, y: place, aside: outside } of sorted) {
+        const ink = `var(--${trace.meta.colour}-ink, var(--${trace.meta.colour}))`;
+        over.append(shape("text", { class: "name", "data-line": lines.indexOf(trace), x: outside ? box.right + 8 : box.right - 4, y: place.toFixed(1), "text-anchor": outside ? "start" : "end", style: `fill: ${ink}` }, text));
+      }
+      if (titles[1]) over.append(shape("text", { class: "ytitle", x: 2, y: size }, titles[1]));
+    }
+    // The number of the line that is nearest to a place, above or below it; -1 if none is near.
+    function nearest(px, py) {
+      const away = lines.map((trace) => {
+        const places = trace.x.map((value, index) => [across(x.at(value)), trace.y[index] === null ? NaN : down(y.at(trace.y[index]))]);
+        const next = places.findIndex(([place]) => place >= px), [x1, y1] = places[next] || [], [x0, y0] = places[next - 1] || places[next] || [];
+        return Math.abs(py - (x1 > x0 ? y0 + ((px - x0) / (x1 - x0)) * (y1 - y0) : y1));
+      });
+      const least = Math.min(...away.filter((distance) => distance <= INSIDE));
+      return away.indexOf(least);
     }
     if (heat) map(heat);
-    else traces.forEach((trace, index) => hidden.has(index) || line(trace));
+    else traces.forEach(line);
     if (heat) scale();
     for (const { y0, line: look } of layout.shapes || []) {
       put("line", { class: "level", x1: box.left, x2: box.right, y1: down(y0), y2: down(y0), "stroke-width": look.width, "stroke-dasharray": "3" });
     }
+    names();
+    svg.append(over);
     element.querySelectorAll(".sketch, .wait").forEach((old) => old.remove());
     element.prepend(svg);
+    return { box, ranges: [x.range, y.range], nearest };
   };
 })();

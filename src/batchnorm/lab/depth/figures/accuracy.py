@@ -9,13 +9,12 @@ from typing import Any
 from batchnorm.lab.curves import Curve, median_curve
 from batchnorm.lab.depth.figures.looks import LOOKS
 from batchnorm.lab.depth.outcome import Depth, DepthOutcome, depth_of, smoothed
-from batchnorm.lab.depth.present import FIRST
 from batchnorm.lab.depth.records import from_records
-from batchnorm.lab.figures.accuracy import layout
+from batchnorm.lab.figures.accuracy import MARKED, READING, layout
 from batchnorm.lab.summary import Steps
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
-from batchnorm.report.sections import Plot, Switch, Table, thinned
+from batchnorm.report.sections import Plot, Table, thinned
 
 ROWS = 40  # of the table: every validation would be hundreds
 
@@ -31,21 +30,16 @@ def draw(records: RecordFile) -> Plot | None:
     if depth is None:
         return None
     traces: list[dict[str, Any]] = []
-    switches = []
     found = arms(outcome, depth)
     for name, curves in found.items():
-        first = len(traces)
-        traces += traces_of(name, curves, LOOKS[name], depth.target, depth.steps.get(name), named=name in FIRST)
-        switches.append(Switch(name, tuple(range(first, len(traces))), *LOOKS[name]))
+        traces += traces_of(name, curves, LOOKS[name], depth.target, depth.steps.get(name))
     steps = next(iter(found.values()))[0].steps
     return Plot(
         f"Accuracy over the steps, {depth.blocks} blocks",
-        "Further left is sooner: the step axis is logarithmic. Lines are medians of the seeds, bands their span"
-        + ("." if depth.target is None else "; a diamond marks where one meets the best without BN (dotted)."),
+        READING + ("" if depth.target is None else MARKED),
         "Line chart of validation accuracy over training steps, one line for each arm; the table has the numbers.",
         {"data": traces, "layout": layout(steps, depth.target)},
         height=400,
-        switches=tuple(switches),
         table=numbers(found),
         notes=(f"Each accuracy is the mean of {outcome.settings.smoothed_over} validations.",),
     )
@@ -58,13 +52,13 @@ def arms(outcome: DepthOutcome, depth: Depth) -> dict[str, list[Curve]]:
 
 
 def traces_of(
-    name: str, curves: list[Curve], look: tuple[str, str], target: float | None, found: Steps | None, *, named: bool
+    name: str, curves: list[Curve], look: tuple[str, str], target: float | None, found: Steps | None
 ) -> list[dict[str, Any]]:
-    """Return the band, the line, and if the target was reached the diamond, with the arm's name if ``named``.
+    """Return the band, the line, and if the target was reached the diamond.
 
     >>> from batchnorm.lab.curves import Member
     >>> curve = Curve(Member(0.1, 0), (10, 20), (0.2, 0.9), (1.0, 1.0))
-    >>> band, line = traces_of("BN x5", [curve], ("blue", "solid"), None, None, named=True)
+    >>> band, line = traces_of("BN x5", [curve], ("blue", "solid"), None, None)
     >>> line["y"]
     [0.2, 0.9]
     """
@@ -93,23 +87,21 @@ def traces_of(
     }
     if target is None or found is None or found.median == math.inf:
         return [band, line]
-    return [band, line, mark(name if named else "", found.median, target, colour)]
+    return [band, line, mark(name, found.median, target, colour)]
 
 
-def mark(text: str, x: float, y: float, colour: str) -> dict[str, Any]:
-    """Return a diamond with a label, which may be empty.
+def mark(name: str, x: float, y: float, colour: str) -> dict[str, Any]:
+    """Return a diamond.
 
-    >>> mark("BN x5", 200, 0.9, "blue")["text"]
-    ['BN x5']
+    >>> mark("BN x5", 200, 0.9, "blue")["x"]
+    [200]
     """
     return {
         "type": "scatter",
-        "mode": "markers+text",
-        "name": plotly_text(text),
+        "mode": "markers",
+        "name": plotly_text(name),
         "x": [x],
         "y": [y],
-        "text": [plotly_text(text)],
-        "textposition": "top left",
         "marker": {"symbol": "diamond", "size": 11},
         "hovertemplate": "%{y} at %{x}",
         "meta": {"colour": colour, "part": "diamond"},

@@ -13,7 +13,7 @@ from batchnorm.lab.depth.present import ratio_or_never
 from batchnorm.lab.depth.records import from_records
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
-from batchnorm.report.sections import Plot, Switch, Table
+from batchnorm.report.sections import Plot, Table
 
 
 def draw(records: RecordFile) -> Plot | None:
@@ -27,21 +27,17 @@ def draw(records: RecordFile) -> Plot | None:
     if len(trained) < 2:
         return None
     traces: list[dict[str, Any]] = []
-    switches = []
     for arm in NORMALISED:
         ratios = [ratio(depth, arm.name) for depth in trained]
         known = [(depth.blocks, value) for depth, value in zip(trained, ratios, strict=True) if value is not None]
         if not known:
             continue
         colour, dash = LOOKS[arm.name]
-        first = len(traces)
         traces.append(line(arm.name, [depth.blocks for depth in trained], ratios, colour, dash))
-        traces.append(mark(arm.name, *known[-1], colour))
-        switches.append(Switch(arm.name, (first, first + 1), colour, dash))
+        traces += [mark(arm.name, *place, colour) for place in known[-1:]]
     blocks = [depth.blocks for depth in trained]
     paper = f"the paper, ImageNet, BN-x5: {PAPER_RATIO}x"
     traces.append(line(paper, [blocks[0], blocks[-1]], [PAPER_RATIO] * 2, "ink", "dot"))
-    traces.append({**mark(paper, blocks[0], PAPER_RATIO, "ink"), "textposition": "top right"})
     values = [value for trace in traces for value in trace["y"] if value is not None]
     untrained = ", ".join(str(depth.blocks) for depth in depths if depth.target is None)
     notes = [f"At {untrained} blocks the network without BN does not train: there is no ratio."] if untrained else []
@@ -52,7 +48,6 @@ def draw(records: RecordFile) -> Plot | None:
         "Line chart of the ratio of steps against the number of residual blocks; the table below has the numbers.",
         {"data": traces, "layout": layout(blocks, values)},
         height=380,
-        switches=tuple(switches),
         table=numbers(depths),
         notes=tuple(notes),
     )
@@ -102,7 +97,6 @@ def layout(blocks: list[int], values: list[float]) -> dict[str, Any]:
             "tickvals": ticks,
             "range": [math.log10(0.8 * low), math.log10(1.5 * high)],
         },
-        "showlegend": False,
     }
 
 

@@ -1,22 +1,26 @@
-"""The learning-rate map: the best accuracy at every rate that was tried on the tuning seeds, at one depth."""
+"""The best accuracy at every rate that was tried on the tuning seeds, at one depth."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from batchnorm.lab.curves import Curve
 from batchnorm.lab.depth.arms import NORMALISED, PLAIN, SWEPT
 from batchnorm.lab.depth.outcome import DepthOutcome, smoothed
 from batchnorm.lab.depth.records import from_records
+from batchnorm.lab.figures.rates import plot
 from batchnorm.lab.summary import at_rate, rates_in, typical_best
 from batchnorm.records import RecordFile
-from batchnorm.report.embed import plotly_text
-from batchnorm.report.palette import CIVIDIS
-from batchnorm.report.sections import Plot, Table
+from batchnorm.report.sections import Plot
+
+TUNED = (
+    "The best validation accuracy of the median tuning seed at every rate that was tried. Open circles: some seeds "
+    "diverge there, so that rate is not chosen (* in the table)."
+)
 
 
 def draw(records: RecordFile) -> Plot | None:
-    """Draw network by rate, the best accuracy of the median tuning seed as colour and as a number.
+    """Draw the best accuracy of the median tuning seed over the learning rate, one line a network.
 
     >>> draw(residual_records(DepthOutcome(DepthSettings(), (), 10, 450), threads=2)) is None
     True
@@ -25,56 +29,7 @@ def draw(records: RecordFile) -> Plot | None:
     found = by_network(outcome)
     if not found:
         return None
-    return plot(f"Which learning rates work, {outcome.settings.headline} blocks", found)
-
-
-def plot(title: str, found: Mapping[str, Mapping[float, tuple[float, str]]]) -> Plot:
-    """Draw {network: {rate: (accuracy, mark)}} as a map.
-
-    >>> plot("Rates", {"with BN": {0.1: (0.9, ""), 0.3: (0.5, "*")}}).table.rows
-    (('with BN', '90.0%', '50.0%*'),)
-    """
-    names, rates = list(found), sorted({rate for cells in found.values() for rate in cells})
-    grid = [[found[name].get(rate) for rate in rates] for name in names]
-    heat = {
-        "type": "heatmap",
-        "x": [f"{rate:g}" for rate in rates],
-        "y": [plotly_text(name) for name in names],
-        "z": [[None if value is None else value[0] for value in row] for row in grid],
-        "text": [["" if value is None else f"{value[0]:.0%}{value[1]}" for value in row] for row in grid],
-        "texttemplate": "%{text}",
-        "colorscale": CIVIDIS,
-        "zmin": 0,
-        "zmax": 1,
-        "xgap": 3,
-        "ygap": 3,
-        "hoverongaps": False,
-        "hovertemplate": "%{y}, rate %{x}: %{z:.1%}<extra></extra>",
-        "colorbar": {"tickformat": ".0%", "title": {"text": "best"}, "thickness": 12},
-    }
-    axes = {
-        "xaxis": {"type": "category", "title": {"text": "learning rate"}},
-        "yaxis": {"autorange": "reversed", "automargin": True},
-    }
-    rows = tuple(
-        (name, *("" if value is None else f"{value[0]:.1%}{value[1]}" for value in row))
-        for name, row in zip(names, grid, strict=True)
-    )
-    return Plot(
-        title,
-        "The best validation accuracy of the median tuning seed at every rate that was tried; an empty cell was not. "
-        "* Some seeds diverge there, so that rate is not chosen.",
-        "Heat map of best accuracy by network and learning rate; the table below has the same numbers.",
-        {"data": [heat], "layout": axes},
-        height=120 + 52 * len(names),
-        table=Table(
-            "Best accuracy",
-            "",
-            ("network", *(f"{rate:g}" for rate in rates)),
-            rows,
-            numbers=tuple(range(1, len(rates) + 1)),
-        ),
-    )
+    return plot(f"Which learning rates work, {outcome.settings.headline} blocks", found, TUNED)
 
 
 def by_network(outcome: DepthOutcome) -> dict[str, dict[float, tuple[float, str]]]:
