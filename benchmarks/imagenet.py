@@ -27,8 +27,8 @@ from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
 from batchnorm.lab.imagenet.examples import Crops, open_folder
-from batchnorm.lab.imagenet.order import Place
-from batchnorm.lab.imagenet.settings import Settings
+from batchnorm.lab.imagenet.order import EpochPlace
+from batchnorm.lab.imagenet.settings import ImageNetSettings
 from batchnorm.lab.imagenet.train import run
 from batchnorm.lab.imagenet.variants import VARIANTS
 
@@ -108,16 +108,16 @@ def measure(options, processes):
 
 def decoding(folder):
     """Return the images per core second that are decoded, cropped and distorted."""
-    crops = Crops(open_folder(folder), Settings(variant="inception"))
+    crops = Crops(open_folder(folder), ImageNetSettings(variant="inception"))
     begun = time.process_time()
     for number in range(len(crops)):
-        crops[Place(0, number)]
+        crops[EpochPlace(0, number)]
     return len(crops) / (time.process_time() - begun)
 
 
 def flops(variant):
     """Return the floating point operations of one image: forward, and forward with backward."""
-    model = Settings(variant=variant).network(1000)
+    model = ImageNetSettings(variant=variant).network(1000)
     found = []
     for backward in (False, True):
         with FlopCounterMode(display=False) as counter:

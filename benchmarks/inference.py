@@ -84,8 +84,6 @@ def contenders(model, x, threads, folder):
         ),
         "folded, torch.compile": lambda: of_torch(torch.compile(copy.deepcopy(folded)), x),
     }
-    if report.left:
-        ways["folded, leftovers measured"] = lambda: of_torch(bn.fold(model, x, leftovers="measure")[0], x)
     file = Path(folder) / "model.onnx"
     for package, make in (("onnxruntime", of_onnxruntime), ("openvino", of_openvino)):
         if find_spec(package) is None or find_spec("onnxscript") is None:

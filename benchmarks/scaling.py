@@ -28,7 +28,7 @@ def rank_main(folder, repeats):
 
     import batchnorm as bn
     from batchnorm.distributed.exchange import _all_gather, gather
-    from batchnorm.distributed.ledger import FORWARD, Line, ledger_of
+    from batchnorm.distributed.ledger import FORWARD, CallEntry, ledger_of
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -57,7 +57,7 @@ def rank_main(folder, repeats):
         dy = torch.randn_like(x)
 
         def exchange(vector=vector, seat=seat):
-            gather(vector, Line(seat, 1, FORWARD), group)
+            gather(vector, CallEntry(seat, 1, FORWARD), group)
 
         def ring(rows=rows, vector=vector):
             _all_gather(rows, vector, group)

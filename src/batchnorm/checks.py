@@ -14,7 +14,7 @@ from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch, g
 from batchnorm.hooks import running_place, users_frame
 from batchnorm.kernels.native import ACTIVATIONS
 from batchnorm.kernels.storage import check_memory
-from batchnorm.masks import readable
+from batchnorm.masks import check_counts
 from batchnorm.moments import Moments
 
 NONFINITE = ("reject", "raise")
@@ -387,17 +387,8 @@ groups leave a group with 1; use fewer groups or larger batches
             where=where,
             do="use fewer groups or larger batches",
         )
-    if mask is None or reduce is not None or not readable(mask):
-        return
-    parts = mask.tensor_split([g * len(mask) // groups for g in range(1, groups)])
-    left, places = min((int(part.sum()), part.numel()) for part in parts)
-    if left < 2:
-        raise BatchNormError(
-            f"Expected more than 1 value per channel when training, but the mask leaves {left} of the {places} in "
-            + ("the batch" if groups == 1 else "a group"),
-            where=where,
-            do='drop such batches, or normalise with running statistics (eval(), or statistics="running")',
-        )
+    if mask is not None and reduce is None:
+        check_counts(mask, groups, where)
 
 
 def check_dtypes(

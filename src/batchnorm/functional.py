@@ -26,9 +26,10 @@ from batchnorm.checks import (
 )
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels import call, differentiable, fallback, graph_op
-from batchnorm.kernels.differentiable import CODES, Rest, Setting
+from batchnorm.kernels.differentiable import CODES, Rest
 from batchnorm.kernels.layout import LANES, dense
 from batchnorm.kernels.native import ACTIVATIONS
+from batchnorm.kernels.saved import Setting
 from batchnorm.kernels.storage import check_memory, fits
 from batchnorm.masks import as_mask
 from batchnorm.moments import Moments, merged, update_running

@@ -90,6 +90,21 @@ def trace(
     return recorder.graph
 
 
+def check_shapes(model: nn.Module, where: str) -> None:
+    """Refuse a model with layers that do not know their shapes yet: it can neither be copied nor measured.
+
+    >>> check_shapes(nn.Sequential(nn.LazyLinear(2)), "fuse")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: fuse: 0 (LazyLinear) does not know its shapes yet; run the model once first
+    """
+    check_model(model, where)
+    for path, module in model.named_modules():
+        if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values()))):
+            name = f"{path or 'the model'} ({type(module).__name__})"
+            raise BatchNormError(f"{name} does not know its shapes yet", where=where, do="run the model once first")
+    check_weights(model, where)
+
+
 def check_ready(model: nn.Module, where: str) -> None:
     """Refuse a model whose modules cannot be watched one by one: a compiled one, or one without its weights.
 
@@ -97,16 +112,33 @@ def check_ready(model: nn.Module, where: str) -> None:
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: fold: the model (LazyLinear) does not know its shapes yet; run the model once first
     """
-    check_model(model, where)
+    check_shapes(model, where)
     for path, module in model.named_modules():
-        name = f"{path or 'the model'} ({type(module).__name__})"
-        if any(is_lazy(t) for t in [*module._parameters.values(), *module._buffers.values()]):
-            raise BatchNormError(f"{name} does not know its shapes yet", where=where, do="run the model once first")
         if type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules:  # importing it takes seconds
             raise BatchNormError(
-                f"{name} is compiled", where=where, do="give the model itself (its ._orig_mod), and compile the result"
+                f"{path or 'the model'} (OptimizedModule) is compiled",
+                where=where,
+                do="give the model itself (its ._orig_mod), and compile the result",
             )
-    check_weights(model, where)
+
+
+def check_hookable(model: nn.Module, where: str) -> None:
+    """Refuse what `check_ready` refuses, and a model compiled in place: its hooks would not run as it trains.
+
+    >>> model = nn.Sequential(nn.Linear(2, 1))
+    >>> model[0].compile()
+    >>> check_hookable(model, "watch")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: watch: 0 (Linear) is compiled; watch some steps without compile() first
+    """
+    check_ready(model, where)
+    for path, module in model.named_modules():
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            raise BatchNormError(
+                f"{path or 'the model'} ({type(module).__name__}) is compiled",
+                where=where,
+                do=f"{where} some steps without compile() first",
+            )
 
 
 def check_weights(model: nn.Module, where: str) -> None:

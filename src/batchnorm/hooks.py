@@ -41,7 +41,7 @@ class Hook:
         """Act, unless this is a copy or the module is being compiled or traced (an ``exported`` hook sees exports)."""
         if torch.compiler.is_dynamo_compiling():
             return
-        if not self._exported and (torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None):
+        if not self._exported and exporting():
             return
         if self._act is not None:
             self._act(module, *what)
@@ -55,6 +55,15 @@ class Hook:
         # A model saved while somebody looks on must load where this package is not: this takes any arguments and does
         # nothing, and every Python has it.
         return partial, (sys.audit, "hook.gone")
+
+
+def exporting() -> bool:
+    """Whether somebody exports, compiles or traces the model: then tensors may have no numbers.
+
+    >>> exporting()
+    False
+    """
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def _forget(module: nn.Module, hook: Hook) -> None:

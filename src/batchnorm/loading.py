@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchnorm.batches import Batch, call_batch, load_batches
 from batchnorm.checkpoints import load_into, load_state, save_state
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, first_line
 from batchnorm.specs import made_by
 
 if TYPE_CHECKING:
@@ -105,4 +105,4 @@ def _drawn(
             return torch.randn(sizes, generator=generator, dtype=wide).to(dtype)
         return torch.randint(0, int(below or 2), sizes, generator=generator).to(dtype)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise BatchNormError(f"the input {part!r} cannot be made: {str(error).splitlines()[0]}") from error
+        raise BatchNormError(f"the input {part!r} cannot be made: {first_line(error)}") from error

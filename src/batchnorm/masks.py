@@ -63,6 +63,27 @@ def as_mask(given: Tensor, x: Tensor, where: str = "batch_norm") -> Tensor:
     return mask
 
 
+def check_counts(mask: Tensor, groups: int, where: str) -> None:
+    """Refuse a mask that leaves a group of samples with fewer than two positions; one that cannot be read passes.
+
+    >>> check_counts(torch.tensor([[True, False], [False, False]]), 1, "bn1")
+    Traceback (most recent call last):
+    batchnorm.errors.BatchNormError: bn1: Expected more than 1 value per channel when training, but the mask leaves 1 \
+of the 4 in the batch; drop such batches, or normalise with running statistics (eval(), or statistics="running")
+    """
+    if not readable(mask):
+        return
+    parts = mask.tensor_split([g * len(mask) // groups for g in range(1, groups)])
+    left, places = min((int(part.sum()), part.numel()) for part in parts)
+    if left < 2:
+        raise BatchNormError(
+            f"Expected more than 1 value per channel when training, but the mask leaves {left} of the {places} in "
+            + ("the batch" if groups == 1 else "a group"),
+            where=where,
+            do='drop such batches, or normalise with running statistics (eval(), or statistics="running")',
+        )
+
+
 def _wrong(given: str, x: Tensor, where: str) -> BatchNormError:
     positions = list(x.shape[2:])
     lengths = (

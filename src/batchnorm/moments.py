@@ -46,6 +46,19 @@ def _weighted(share: Tensor, values: Tensor) -> Tensor:
     return torch.where(share > 0, share * values, 0).sum(0)
 
 
+def distance(mean: Tensor, var: Tensor, of_mean: Tensor, of_var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return how far statistics are from reference ones, as the root mean square over channels (the last dimension).
+
+    >>> distance(torch.tensor([3.0]), torch.tensor([4.0]), torch.tensor([1.0]), torch.tensor([1.0]), eps=0.0)
+    (tensor(2.), tensor(1.3863))
+
+    The means in standard deviations of the reference, the variances as the natural logarithm of their ratio.
+    """
+    width = of_var + eps
+    off, apart = (mean - of_mean) / width.sqrt(), ((var + eps) / width).log()
+    return off.square().mean(-1).sqrt(), apart.square().mean(-1).sqrt()
+
+
 @torch.no_grad()
 def update_running(running_mean: Tensor, running_var: Tensor, moments: Moments, momentum: float) -> Tensor:
     """Let the running statistics follow a batch, all of them or, if its moments are not finite, none.

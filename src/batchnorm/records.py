@@ -14,6 +14,7 @@ from typing import Any
 
 from batchnorm.errors import BatchNormError, first_line
 from batchnorm.files import read_bytes, write_atomically
+from batchnorm.present import Listing, Tabled
 
 FORMAT = 1
 NEEDED = ("format", "command", "configuration", "measurements")  # in every file of records
@@ -210,7 +211,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Tabled):
     """Everything a verb changed, and every place it left alone, with the reason.
 
     >>> changes = (Change("bn1", "update", None, False), Change("bn1", "learn", True, False))
@@ -234,17 +235,35 @@ class Report:
         """
         return json.dumps(plain(asdict(self)), indent=1, allow_nan=False, default=str)
 
-    def __rich__(self) -> Any:
-        """Let ``rich.print(report)`` draw tables."""
-        from batchnorm.present import report_table
+    def tables(self) -> list[Listing]:
+        """The tables of what changed and of what was left alone.
 
-        return report_table(self)
+        >>> Report((Change("bn1", "update", None, False),)).tables()[0].rows
+        (('bn1', 'update', 'None', 'False'),)
+        """
+        found: list[Listing] = []
+        if self.changes:
+            rows, above = [], None
+            for change in self.changes:  # a path that stands in the row above is not repeated
+                name = "" if change.path == above else change.path or "the model"
+                rows.append((name, change.what, str(change.before), str(change.after)))
+                above = change.path
+            count = len(self.paths)
+            title = f"{count} module{'s' * (count != 1)} changed"
+            found.append(Listing(title, ("module", "what", "before", "after"), tuple(rows)))
+        if self.left:
+            left = tuple((path or "the model", reason) for path, reason in self.left.items())
+            found.append(Listing(f"{len(left)} left alone", ("module", "why"), left))
+        return found
 
-    def _repr_html_(self) -> str:
-        """Let a notebook draw tables."""
-        from batchnorm.present import report_html
+    def lines(self) -> list[str]:
+        """What is said below the tables: that nothing changed, and how far outputs and gradients are apart.
 
-        return report_html(self)
+        >>> Report().lines()
+        ['no module changed']
+        """
+        measured = [str(each) for each in (self.certificate, self.gradients) if each is not None]
+        return measured if self.changes else ["no module changed", *measured]
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from batchnorm.doctor.check import check
+from batchnorm.doctor.check import Purpose, check
 from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.subject import BATCHES, Forward
 from batchnorm.errors import printable
-from batchnorm.transforms.freeze import Optimizers
+from batchnorm.optim import Optimizers
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,7 +25,7 @@ def assert_healthy(
     *,
     forward: Forward | None = None,
     before: nn.Module | None = None,
-    purpose: str = "",
+    purpose: Purpose = "",
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     per_module_ignores: Mapping[str, Sequence[str]] | None = None,

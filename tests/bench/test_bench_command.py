@@ -214,10 +214,12 @@ def test_the_cost_of_the_monitor(bench, tmp_path, monkeypatch):
 
 def test_only_the_steps_that_should_are_looked_at(monkeypatch):
     import batchnorm.bench.monitoring as monitoring
-    from batchnorm.doctor.run import Run
+    from batchnorm.doctor.run import MonitoredRun
 
     looked = []
-    returned = Run._returned
-    monkeypatch.setattr(Run, "_returned", lambda run, *what: (looked.append(run.looking), returned(run, *what))[1])
+    returned = MonitoredRun._returned
+    monkeypatch.setattr(
+        MonitoredRun, "_returned", lambda run, *what: (looked.append(run.looking), returned(run, *what))[1]
+    )
     monitoring.measure_monitor(60, make=lambda: torch.nn.Linear(2, 2), batch=(4, 2), looks=3)
     assert looked == [False] * 63 + [True] * 3

@@ -13,7 +13,7 @@ import ranks
 
 import batchnorm as bn
 from batchnorm.distributed import exchange
-from batchnorm.distributed.ledger import FORWARD, Line, Seat
+from batchnorm.distributed.ledger import FORWARD, CallEntry, Seat
 
 HOST = socket.gethostname()
 GONE = "rank {} is gone: process {} on " + HOST + " has ended"
@@ -64,7 +64,7 @@ def test_a_rank_that_waited_here_is_not_blamed_for_ending_since(exchanges, story
     layer = bn.SyncBatchNorm(4)
     here = SimpleNamespace(name="0", exchanges=17)
     answer = {"groups": {"0": ["a layer", "step 2 (forward)", "", exchanges]}, "passed": [], "ended": ""}
-    assert exchange._lost(0, {0: answer}, here, Line(Seat(layer, 1, 4), 2, FORWARD)) == story
+    assert exchange._lost(0, {0: answer}, here, CallEntry(Seat(layer, 1, 4), 2, FORWARD)) == story
 
 
 @pytest.mark.parametrize("name", STORIES)

@@ -8,6 +8,7 @@ import torch
 
 import batchnorm as bn
 from batchnorm.bench.collectives import Machine
+from batchnorm.distributed import rollcall
 from batchnorm.distributed.groups import Held
 from batchnorm.moments import Moments, merged
 
@@ -72,3 +73,19 @@ def test_the_model_of_the_cost():
     assert machine.exchange(2, 0) < machine.exchange(3, 0) < machine.exchange(3, 10_000)
     assert machine.ring(100, 0) > machine.exchange(100, 0) > machine.tree(100, 0)
     assert machine.layer(4, 64) == pytest.approx(2 * 1e-4 + 6 * 2e-5 + 3 * 2184e-9)
+
+
+@pytest.mark.parametrize(("switch", "begun"), [("", 1), ("off", 0)])
+def test_no_thread_is_begun_if_that_is_switched_off(monkeypatch, tmp_path, switch, begun):
+    found = []
+    monkeypatch.setattr(rollcall, "_Listener", lambda world, store, rank: found.append(rank))
+    monkeypatch.setattr(rollcall, "_listener", None)
+    monkeypatch.setattr(rollcall, "_serves", None)
+    monkeypatch.setenv("BATCHNORM_ROLLCALL", switch)
+    store = f"file://{tmp_path}/store"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        bn.SyncBatchNorm(4).process_group = None
+    finally:
+        torch.distributed.destroy_process_group()
+    assert len(found) == begun

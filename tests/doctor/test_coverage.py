@@ -10,7 +10,7 @@ from torch import nn
 import batchnorm as bn
 from batchnorm.doctor.codes import RULES
 from batchnorm.doctor.coverage import example_sizes
-from batchnorm.doctor.rule import ARGUMENTS, NEEDS
+from batchnorm.doctor.needs import ARGUMENTS, NEEDS
 
 SENTENCE = re.compile(r"(\d+) of (\d+) rules could look(?:; (?:add (\w+)=(.*)|train under bn.monitor) for (\d+) more)?")
 

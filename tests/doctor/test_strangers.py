@@ -109,4 +109,4 @@ def test_a_run_says_how_it_goes():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     with bn.monitor(model) as run:
         model(torch.randn(8, 3))
-    assert repr(run) == "<Run: 0 steps, 1 calls, nothing found>"
+    assert repr(run) == "<MonitoredRun: 0 steps, 1 calls, nothing found>"

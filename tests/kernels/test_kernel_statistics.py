@@ -11,7 +11,8 @@ from batchnorm import kernels
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import Moments, batch_norm, moments
 from batchnorm.kernels import native as abi
-from batchnorm.kernels.differentiable import Setting, _call
+from batchnorm.kernels.differentiable import _call
+from batchnorm.kernels.saved import Setting
 from batchnorm.moments import merged
 
 MASKS = ("random", "lengths", "islands", "all", "samples", "rare")

@@ -1,11 +1,11 @@
 """Handmade races of residual networks: every network arrives at a given step, or never."""
 
 from batchnorm.lab.curves import Curve, Member
-from batchnorm.lab.depth.arms import NORMALISED, TUNING_SEEDS, Settings
-from batchnorm.lab.depth.outcome import Entry, Outcome
+from batchnorm.lab.depth.arms import NORMALISED, TUNING_SEEDS, DepthSettings
+from batchnorm.lab.depth.outcome import DepthEntry, DepthOutcome
 
 NAN = float("nan")
-SETTINGS = Settings(seeds=5, steps=100, every=10, rates=(0.1, 0.2), depths=(2, 6, 10, 14), smoothed_over=1)
+SETTINGS = DepthSettings(seeds=5, steps=100, every=10, rates=(0.1, 0.2), depths=(2, 6, 10, 14), smoothed_over=1)
 STEPS = tuple(range(10, 101, 10))
 
 
@@ -21,14 +21,14 @@ def entry(blocks, arm, rate, arrives, tuning=None, level=0.9):
     """An arm whose seeds arrive at these steps; on the tuning seeds at ``tuning``, by default the first of them."""
     first = arrives[0] if tuning is None else tuning
     tuned = tuple(curve(rate, seed, first, level) for seed in TUNING_SEEDS)
-    return Entry(blocks, arm, rate, tuned, tuple(curve(rate, seed, at, level) for seed, at in enumerate(arrives)))
+    return DepthEntry(blocks, arm, rate, tuned, tuple(curve(rate, seed, at, level) for seed, at in enumerate(arrives)))
 
 
 def plain(blocks, arrives, level=0.9):
     """The plain network, which chose 0.1 from two rates."""
     made = entry(blocks, "without BN", 0.1, arrives, level=level)
     wild = tuple(curve(0.2, seed, None) for seed in TUNING_SEEDS)
-    return Entry(blocks, made.arm, 0.1, (*made.tuning, *wild), made.curves)
+    return DepthEntry(blocks, made.arm, 0.1, (*made.tuning, *wild), made.curves)
 
 
 def depth(blocks, without, *normed, level=0.9):
@@ -40,7 +40,7 @@ def depth(blocks, without, *normed, level=0.9):
 
 
 def outcome(*entries, settings=SETTINGS, interrupted=False):
-    return Outcome(settings, tuple(entries), 10, 450, 48.0, 90.0, 321.0, interrupted)
+    return DepthOutcome(settings, tuple(entries), 10, 450, 48.0, 90.0, 321.0, interrupted)
 
 
 def whole():

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from batchnorm.lab.runs.recorder import Recorder
-from batchnorm.lab.runs.run import Run
+from batchnorm.lab.runs.run import LabRun
 from batchnorm.lab.runs.store import Store
 
 
 def recorder_of(path: Path, **options):
     """Return the recorder of a run in a store in this folder."""
-    return Recorder(Store(path).add(Run("claim", {"claim": "algebra"}, "")), **options)
+    return Recorder(Store(path).add(LabRun("claim", {"claim": "algebra"}, "")), **options)

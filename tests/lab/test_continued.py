@@ -18,7 +18,7 @@ from batchnorm.lab.depth.arms import PLAIN
 from batchnorm.lab.heat import Job, crew
 from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.runs.recorder import Recorder
-from batchnorm.lab.runs.run import Run
+from batchnorm.lab.runs.run import LabRun
 from batchnorm.lab.runs.store import Store
 from batchnorm.records import RecordFile
 
@@ -209,7 +209,7 @@ def test_records_of_another_kind_are_not_gone_on_with(folder, configuration, sum
 
 @pytest.mark.parametrize("part", ["x", [], {"curves": "x", "seconds": 1.0}, {"curves": [], "seconds": "x"}])
 def test_parts_of_another_kind_are_named(tmp_path, part):
-    recorder, job = Recorder(Store(tmp_path).add(Run("train", {}, "train"))), Job(2, (PLAIN,), (Member(0.1, 0),))
+    recorder, job = Recorder(Store(tmp_path).add(LabRun("train", {}, "train"))), Job(2, (PLAIN,), (Member(0.1, 0),))
     Parts(recorder).put(f"{job.title}: {job.members[0]}", part)
     with crew(1, parts=Parts(recorder), total=10) as workers:
         heat = workers.start(job, lambda members, look: [], steps=10, largest=1)

@@ -16,7 +16,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.lab import sources
 from batchnorm.lab.data import cifar10, digits, parts, sets
 from batchnorm.lab.data.examples import HELD_OUT, examples, hold_out, moments
-from batchnorm.lab.data.parts import Part
+from batchnorm.lab.data.parts import ImageSplit
 from batchnorm.lab.data.sets import DataSet, load, locate, named
 from sentences import sentence
 
@@ -150,8 +150,8 @@ def test_the_digits_are_those_of_the_split():
 
 def test_the_checksum_knows_numbers_shapes_and_labels():
     def of(images, labels=(0, 1)):
-        part = Part(np.asarray(images, np.uint8), np.array(labels))
-        return parts.checksum(parts.Parts(("a", "b"), part, part))
+        part = ImageSplit(np.asarray(images, np.uint8), np.array(labels))
+        return parts.checksum(parts.ImageSplits(("a", "b"), part, part))
 
     pixels = np.arange(24)
     found = {
@@ -243,7 +243,7 @@ def test_an_idx_bomb_is_refused(tmp_path):
 
 
 def made(train, labels, classes=2):
-    part = Part(np.asarray(train, np.uint8), np.asarray(labels, np.int64))
+    part = ImageSplit(np.asarray(train, np.uint8), np.asarray(labels, np.int64))
     return DataSet("made", "made", "", tuple("abcdefghij"[:classes]), part, part)
 
 
@@ -278,9 +278,9 @@ def test_held_out_images_are_of_all_classes_and_of_the_training_images_only():
 
 
 def test_labels_outside_of_the_classes_are_refused():
-    part = Part(np.zeros((2, 1, 2, 2), np.uint8), np.array([0, -1]))
+    part = ImageSplit(np.zeros((2, 1, 2, 2), np.uint8), np.array([0, -1]))
     with pytest.raises(BatchNormError, match="mine: label -1 is outside of the 2 classes"):
-        parts.check(parts.Parts(("a", "b"), part, part), "mine")
+        parts.check(parts.ImageSplits(("a", "b"), part, part), "mine")
 
 
 def test_a_source_is_one_of_the_sets(tmp_path):

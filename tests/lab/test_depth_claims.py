@@ -7,7 +7,7 @@ import pytest
 from depth_examples import SETTINGS, curve, depth, entry, outcome, plain, whole
 
 from batchnorm.errors import BatchNormError
-from batchnorm.lab.depth.arms import TUNING_SEEDS, Settings, arm_named, parse_depths
+from batchnorm.lab.depth.arms import TUNING_SEEDS, DepthSettings, arm_named, parse_depths
 from batchnorm.lab.depth.claims import CLAIMS, claims
 from batchnorm.lab.depth.outcome import choose_rate, depth_of, depths_of, smoothed
 from batchnorm.lab.depth.present import answer, as_text, bars, edges, notes, sentence
@@ -242,12 +242,12 @@ def test_a_chosen_rate_that_does_not_arrive_is_no_ratio_of_zero():
 )
 def test_settings_that_cannot_be_run_are_refused(options, sentence):
     with pytest.raises(BatchNormError) as caught:
-        Settings(**options)
+        DepthSettings(**options)
     assert str(caught.value) == sentence
 
 
 def test_names():
     assert arm_named("SkipInit").skip_init
-    assert Settings(depths=(2, 4)).headline == 4
+    assert DepthSettings(depths=(2, 4)).headline == 4
     with pytest.raises(BatchNormError, match="--depths is 'deep'"):
         parse_depths("deep")

@@ -12,7 +12,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.lab.command import race
 from batchnorm.lab.curves import Member
 from batchnorm.lab.depth import run as run_module
-from batchnorm.lab.depth.arms import TUNING_SEEDS, Settings
+from batchnorm.lab.depth.arms import TUNING_SEEDS, DepthSettings
 from batchnorm.lab.depth.outcome import choose_rate, depth_of
 from batchnorm.lab.depth.present import as_text, sentence
 from batchnorm.lab.depth.records import from_records
@@ -24,7 +24,7 @@ from batchnorm.lab.train import Progress
 from batchnorm.lab.trainer import train
 from batchnorm.records import read
 
-TINY = Settings(
+TINY = DepthSettings(
     seeds=2, steps=6, every=3, batch_size=8, rates=(0.01, 0.1), sigmoid_rates=(0.1,), depths=(1, 2), width=8
 )
 app = typer.Typer()

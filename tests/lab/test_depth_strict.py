@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from depth_examples import SETTINGS, depth, entry, outcome, whole
 
-from batchnorm.lab.depth.arms import SOONEST, Settings
+from batchnorm.lab.depth.arms import SOONEST, DepthSettings
 from batchnorm.lab.depth.figures import FIGURES
 from batchnorm.lab.depth.outcome import depth_of, smoothed, soonest_rate
 from batchnorm.lab.depth.present import as_text
@@ -39,7 +39,7 @@ def test_a_strict_race_is_drawn_and_read_back():
 
 
 def test_a_strict_race_trains_the_plain_network_at_the_soonest_rate():
-    settings = Settings(seeds=1, steps=60, rates=(0.03, 0.1, 0.3), depths=(2,), strict=True, sigmoid_rates=(1.0,))
+    settings = DepthSettings(seeds=1, steps=60, rates=(0.03, 0.1, 0.3), depths=(2,), strict=True, sigmoid_rates=(1.0,))
     made = run(settings, threads=1)
     tuned = made.at(2)["without BN"]
     own = [smoothed(c, 5) for c in tuned.tuning if c.member.learning_rate == tuned.rate]

@@ -18,21 +18,22 @@ from typer.testing import CliRunner
 from batchnorm.commands import app
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Curve, Member
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.ensemble import Single
 from batchnorm.lab.figure1 import figures, run
-from batchnorm.lab.figure1.outcome import Entry, Outcome, Track, claims, sentence
+from batchnorm.lab.figure1.outcome import Figure1Entry, Figure1Outcome, Track, claims, sentence
 from batchnorm.lab.figure1.present import lines
 from batchnorm.lab.figure1.records import from_records, to_records
-from batchnorm.lab.figure1.settings import PLAIN, WITH, Settings
+from batchnorm.lab.figure1.settings import PLAIN, WITH, Figure1Settings
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
 from batchnorm.lab.sources import load
-from batchnorm.lab.trainer import Examples, train
+from batchnorm.lab.trainer import train
 from batchnorm.records import RecordFile, read
 from batchnorm.report.load import Run
 from batchnorm.report.page import page
 from batchnorm.report.panels import picture
 
-SMALL = Settings(seeds=2, steps=12, every=5, rates=(0.5,), inits=("xavier",), batch_size=20)
+SMALL = Figure1Settings(seeds=2, steps=12, every=5, rates=(0.5,), inits=("xavier",), batch_size=20)
 COMMAND = ["figure1", "--seeds", "2", "--steps", "6", "--every", "3", "--rates", "1,3", "--threads", "1"]
 
 
@@ -161,9 +162,9 @@ def made(plain, normed, better=((), ()), seeds=3, data="digits"):
     for init, both in (("small-gaussian", (plain, normed)), ("xavier", better)):
         for name, pairs in zip((PLAIN, WITH), both, strict=True):
             tracks = tuple(track(seed, *pair) for seed, pair in enumerate(pairs))
-            entries.append(Entry(name, init, 0.5, (), tracks))
-    settings = Settings(seeds=seeds, steps=20, every=10, smoothed_over=1)
-    return Outcome(settings, tuple(entries), data, "of the digits", "0f", 10, 450, 450)
+            entries.append(Figure1Entry(name, init, 0.5, (), tracks))
+    settings = Figure1Settings(seeds=seeds, steps=20, every=10, smoothed_over=1)
+    return Figure1Outcome(settings, tuple(entries), data, "of the digits", "0f", 10, 450, 450)
 
 
 LOW, HIGH = [(0.80, 5.0), (0.81, 6.0), (0.82, 7.0)], [(0.90, 1.0), (0.91, 2.0), (0.92, 3.0)]
@@ -194,7 +195,7 @@ def test_what_is_no_paper_figure_says_so():
     assert any(
         line.startswith("This is not the paper's figure: 20 steps on the bundled") for line in lines(made(LOW, HIGH))
     )
-    given = replace(made(LOW, HIGH, data="MNIST"), settings=Settings(steps=50_000, every=500))
+    given = replace(made(LOW, HIGH, data="MNIST"), settings=Figure1Settings(steps=50_000, every=500))
     assert not any("not the paper's" in line or "50,000" in line for line in lines(given)[:-1])
 
 

@@ -15,15 +15,15 @@ from batchnorm import probe
 from batchnorm.commands import app
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Member
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.landscape import figures, run
-from batchnorm.lab.landscape.outcome import CHANGE, LOSS, Outcome, Track, claims, sentence
+from batchnorm.lab.landscape.outcome import CHANGE, LOSS, BandTrack, LandscapeOutcome, claims, sentence
 from batchnorm.lab.landscape.present import artefact, lines
 from batchnorm.lab.landscape.records import from_records, to_records
-from batchnorm.lab.landscape.settings import PLAIN, SCALED, WITH, Settings
+from batchnorm.lab.landscape.settings import PLAIN, SCALED, WITH, LandscapeSettings
 from batchnorm.lab.landscape.walk import norms, restored, scaled, walk
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
 from batchnorm.lab.sources import load
-from batchnorm.lab.trainer import Examples
 from batchnorm.records import RecordFile, read
 from batchnorm.report.load import Run
 from batchnorm.report.page import page
@@ -169,7 +169,7 @@ def small():
 
 
 def test_measuring_changes_no_training():
-    settings = [Settings(steps=6, batch_size=8, records=records, layers=3) for records in (1, 6)]
+    settings = [LandscapeSettings(steps=6, batch_size=8, records=records, layers=3) for records in (1, 6)]
     ends = []
     for each in settings:
         stack = LayeredCopies([Layered(seed, normalised=True, **SHAPE) for seed in (0, 1)])
@@ -181,7 +181,7 @@ def test_measuring_changes_no_training():
 
 
 def test_what_overflows_is_infinite_and_is_drawn_as_a_gap():
-    outcome = run.run(Settings(seeds=3, steps=3, records=3, rate=1e20, layers=2), load(""))
+    outcome = run.run(LandscapeSettings(seeds=3, steps=3, records=3, rate=1e20, layers=2), load(""))
     high = [track.loss_high for track in outcome.of(PLAIN)]
     assert any(value == float("inf") for row in high for value in row)
     assert "infinity" in sentence(outcome)
@@ -191,7 +191,7 @@ def test_what_overflows_is_infinite_and_is_drawn_as_a_gap():
 
 
 def track(arm, corrected, seed, width, change):
-    return Track(arm, corrected, seed, (1.0,) * 3, (1.0 + width,) * 3, (0.1,) * 3, (change,) * 3, (2.0,) * 3)
+    return BandTrack(arm, corrected, seed, (1.0,) * 3, (1.0 + width,) * 3, (0.1,) * 3, (change,) * 3, (2.0,) * 3)
 
 
 def made(raw, corrected, seeds=3):
@@ -202,8 +202,9 @@ def made(raw, corrected, seeds=3):
         for its, share in ((False, raw), (True, corrected)):
             tracks += [track(PLAIN, its, seed, one, 4 * one), track(WITH, its, seed, share * one, 4 * share * one)]
             tracks.append(track(SCALED, its, seed, share * one * (1 if its else 0.5), 4 * share * one))
-    return Outcome(
-        Settings(seeds=seeds, steps=10, records=3), tuple(tracks), {PLAIN: (0.9,) * seeds, WITH: (0.95,) * seeds},
+    return LandscapeOutcome(
+        LandscapeSettings(seeds=seeds, steps=10, records=3), tuple(tracks),
+        {PLAIN: (0.9,) * seeds, WITH: (0.95,) * seeds},
         "digits", "of the digits", "0f",
     )  # fmt: skip
 
@@ -240,14 +241,14 @@ def test_the_page_and_the_picture_show_the_record():
 
 @pytest.mark.parametrize(("what", "value"), [(LOSS, 0.5), (CHANGE, 0.3)])
 def test_widths(what, value):
-    assert Track(WITH, False, 0, (1.0,), (1.5,), (0.1,), (0.3,), (2.0,)).widths(what) == [value]
+    assert BandTrack(WITH, False, 0, (1.0,), (1.5,), (0.1,), (0.3,), (2.0,)).widths(what) == [value]
 
 
 def test_records_are_even_in_log_time():
-    assert Settings(steps=400).recorded[:4] == (1, 2, 3, 4)
-    assert Settings(steps=400).recorded[-1] == 400
-    assert Settings(steps=3, records=40).recorded == (1, 2, 3)
-    assert Settings(steps=5, records=1).recorded == (1,)
+    assert LandscapeSettings(steps=400).recorded[:4] == (1, 2, 3, 4)
+    assert LandscapeSettings(steps=400).recorded[-1] == 400
+    assert LandscapeSettings(steps=3, records=40).recorded == (1, 2, 3)
+    assert LandscapeSettings(steps=5, records=1).recorded == (1,)
 
 
 def test_the_command_writes_records_page_and_picture(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from batchnorm.errors import BatchNormError
 from batchnorm.lab.command import race
 from batchnorm.lab.curves import Curve, Member, median_curve
 from batchnorm.lab.data import digits
-from batchnorm.lab.depth.arms import TUNING_SEEDS, Settings
-from batchnorm.lab.depth.outcome import Entry, smoothed
+from batchnorm.lab.depth.arms import TUNING_SEEDS, DepthSettings
+from batchnorm.lab.depth.outcome import DepthEntry, smoothed
 from batchnorm.lab.ensemble import Single
 from batchnorm.lab.own import figures
 from batchnorm.lab.own.present import sentence, steps, verdict
@@ -57,7 +57,7 @@ class Branches(nn.Module):
         return self.second(h + 1 if h.sum() > 1e9 else h)
 """
 SEEDS = [*TUNING_SEEDS, 0, 1, 2]
-SETTINGS = Settings(seeds=3, steps=40, every=10, rates=(0.03, 0.3), smoothed_over=2)
+SETTINGS = DepthSettings(seeds=3, steps=40, every=10, rates=(0.03, 0.3), smoothed_over=2)
 app = typer.Typer()
 app.command()(race)
 
@@ -129,11 +129,11 @@ def handmade(level, rate, arm, rates=(0.1, 0.3)):
         return Curve(Member(rate_, seed), (10, 20), (0.1, level if rate_ == rate else level / 2), (1.0, 1.0))
 
     tuning = tuple(curve(r, seed) for r in rates for seed in TUNING_SEEDS)
-    return Entry(0, arm, rate, tuning, tuple(curve(rate, seed) for seed in range(3)))
+    return DepthEntry(0, arm, rate, tuning, tuple(curve(rate, seed) for seed in range(3)))
 
 
 def test_a_network_that_does_not_train_without_bn():
-    settings = Settings(seeds=3, steps=20, rates=(0.1, 0.3), smoothed_over=1)
+    settings = DepthSettings(seeds=3, steps=20, rates=(0.1, 0.3), smoothed_over=1)
     duel = Duel("f", settings, handmade(0.1, 0.1, "without BN"), handmade(0.9, 0.3, "with BN"), (), "", 10, 9, 1.0, 1.0)
     assert steps(duel) is None
     assert sentence(duel) == "Without Batch Normalization the network does not train (10.0% at best); with it 90.0%."
@@ -146,8 +146,8 @@ def test_a_network_that_does_not_train_without_bn():
 def test_without_a_target_the_most_accurate_rate_is_chosen():
     tuning = handmade(0.9, 0.1, "with BN", rates=(0.1,)).tuning
     early = [Curve(Member(0.3, 0), (10, 20), (0.5, 0.5), (1.0, 1.0))]
-    assert soonest_rate([*early, *tuning], math.inf, Settings(smoothed_over=1)) == 0.1
-    assert soonest_rate([*tuning, *early], 0.4, Settings(smoothed_over=1)) == 0.3
+    assert soonest_rate([*early, *tuning], math.inf, DepthSettings(smoothed_over=1)) == 0.1
+    assert soonest_rate([*tuning, *early], 0.4, DepthSettings(smoothed_over=1)) == 0.3
 
 
 def test_a_network_that_vmap_cannot_run_is_trained_one_by_one(folder):

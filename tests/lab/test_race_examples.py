@@ -6,8 +6,8 @@ import importlib
 import pytest
 
 from batchnorm.lab.curves import Curve, Member
-from batchnorm.lab.depth.arms import Settings
-from batchnorm.lab.depth.outcome import Outcome
+from batchnorm.lab.depth.arms import DepthSettings
+from batchnorm.lab.depth.outcome import DepthOutcome
 from batchnorm.lab.depth.records import to_records as residual_records
 from batchnorm.lab.options import Options
 from batchnorm.lab.own.race import Duel
@@ -64,9 +64,9 @@ NAMES = {
     "Duel": Duel,
     "Lane": Lane,
     "Options": Options,
-    "Outcome": Outcome,
+    "DepthOutcome": DepthOutcome,
     "Result": Result,
-    "Settings": Settings,
+    "DepthSettings": DepthSettings,
     "Steps": Steps,
     "named": named,
     "summarise": summarise,

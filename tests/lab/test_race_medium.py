@@ -5,8 +5,9 @@ import torch
 from test_idx import written
 
 from batchnorm.errors import BatchNormError
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.depth import run as run_module
-from batchnorm.lab.depth.arms import SIZES, Settings, settings_for
+from batchnorm.lab.depth.arms import SIZES, DepthSettings, settings_for
 from batchnorm.lab.depth.outcome import choose_rate
 from batchnorm.lab.depth.present import as_text
 from batchnorm.lab.depth.records import from_records, to_records
@@ -14,7 +15,7 @@ from batchnorm.lab.depth.run import planned, run
 from batchnorm.lab.ensemble import Single
 from batchnorm.lab.heat import Job
 from batchnorm.lab.networks.conv_residual import ConvResidual
-from batchnorm.lab.trainer import Examples, train
+from batchnorm.lab.trainer import train
 
 SMALL = {"seeds": 1, "steps": 4, "every": 2, "batch_size": 8, "rates": (0.001, 0.01), "depths": (3,), "width": 2}
 
@@ -71,8 +72,8 @@ def test_no_test_image_is_read(tmp_path, monkeypatch):
 
 
 def test_sizes_and_depths_are_checked():
-    assert settings_for("small") == Settings()
+    assert settings_for("small") == DepthSettings()
     assert settings_for("medium", steps=7).steps == 7
-    assert set(SIZES["medium"]) <= set(Settings.__dataclass_fields__)
+    assert set(SIZES["medium"]) <= set(DepthSettings.__dataclass_fields__)
     with pytest.raises(BatchNormError, match="--depths is 3, 4; give multiples of 3"):
         settings_for("medium", depths=(3, 4))

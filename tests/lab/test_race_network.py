@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from batchnorm.errors import BatchNormError
-from batchnorm.lab.networks.inception import Block, GroupedConv, Inception, our_norm, torch_norm
+from batchnorm.lab.networks.inception import GroupedConv, Inception, InceptionBlock, our_norm, torch_norm
 from batchnorm.lab.networks.schemes import SCHEMES, deviation
 from batchnorm.lab.race import run
 
@@ -23,7 +23,7 @@ def units(members):
 
 def reach(branch):
     """The side of the square of input pixels that one output pixel of a branch depends on."""
-    block = Block(units(1), 1, 4, WIDTH)
+    block = InceptionBlock(units(1), 1, 4, WIDTH)
     x = torch.randn(1, 4, 9, 9, generator=torch.Generator().manual_seed(7), requires_grad=True)
     block(x)[0, branch * WIDTH : (branch + 1) * WIDTH, 4, 4].sum().backward()
     touched = x.grad[0].abs().amax(0).nonzero()
@@ -36,7 +36,7 @@ def test_branches_see_1x1_3x3_and_5x5(branch, side):
 
 
 def test_the_pool_branch_takes_the_largest_neighbour():
-    block = Block(units(1), 1, 1, WIDTH)
+    block = InceptionBlock(units(1), 1, 1, WIDTH)
     x = torch.zeros(1, 1, 9, 9)
     x[0, 0, 4, 4] = 1.0
     pooled = block(x)[0, WIDTH]

@@ -11,11 +11,11 @@ from batchnorm.commands import app
 from batchnorm.errors import BatchNormError
 from batchnorm.lab import signal
 from batchnorm.lab.data import digits
-from batchnorm.lab.signal import WITH, WITHOUT, Recipe
+from batchnorm.lab.signal import WITH, WITHOUT, SignalRecipe
 from batchnorm.lab.train import batches
 from batchnorm.records import read
 
-SHORT = Recipe(steps=9)
+SHORT = SignalRecipe(steps=9)
 ENDS = np.log(99) / 2  # where a tanh is within 1% of its ends
 
 
@@ -122,17 +122,17 @@ def test_the_same_recipe_gives_the_same_records_and_leaves_the_random_numbers_al
     again = signal.record(SHORT)
     assert torch.equal(state, torch.get_rng_state())
     assert_same(again, records)
-    assert signal.record(Recipe(steps=1, seed=1)).measurements != records.measurements
+    assert signal.record(SignalRecipe(steps=1, seed=1)).measurements != records.measurements
 
 
 def test_progress_is_told():
     told = []
-    signal.record(Recipe(steps=3), told.append)
+    signal.record(SignalRecipe(steps=3), told.append)
     assert told == [1, 2, 3, 4, 5, 6, 7, 8]  # one pass more in each network shows the result
 
 
 def test_every_step_is_recorded_early_and_some_later():
-    records = signal.record(Recipe(steps=106, every=3))
+    records = signal.record(SignalRecipe(steps=106, every=3))
     for stack in (WITHOUT, WITH):
         steps = [
             step
@@ -146,7 +146,7 @@ def test_every_step_is_recorded_early_and_some_later():
 
 def test_all_four_layers_drift_saturate_and_are_kept():
     """The default recipe shows what its chapters say; the plain network learns first and is lost afterwards."""
-    found = by_name(signal.record(Recipe(steps=200)))
+    found = by_name(signal.record(SignalRecipe(steps=200)))
     layers = [f"layer {number}" for number in (1, 2, 3, 4)]
 
     def flat(stack, step):
@@ -171,7 +171,7 @@ def test_all_four_layers_drift_saturate_and_are_kept():
 
 
 def test_the_sigmoid_film_has_its_own_ends():
-    records = signal.record(Recipe(steps=2, activation="sigmoid"))
+    records = signal.record(SignalRecipe(steps=2, activation="sigmoid"))
     assert records.configuration["flat_ends"][1] == pytest.approx(np.log(99))
     record = by_name(records)["histogram", WITHOUT, "layer 1", 0]
     assert (record.setting["kind"], record.setting["low"]) == ("sigmoid", -10)
@@ -192,7 +192,7 @@ def test_the_demo_writes_its_records_and_its_page(tmp_path, monkeypatch):
     there = read(folder / "signal.jsonl")
     assert there.command == "watch"
     assert (there.configuration["init"], there.configuration["rate"]) == ("he", 1)
-    again = signal.record(Recipe(init="he", rate=1.0, steps=5, every=2))
+    again = signal.record(SignalRecipe(init="he", rate=1.0, steps=5, every=2))
     assert_same(there, again)
 
 

@@ -10,9 +10,10 @@ import batchnorm as bn
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Member
 from batchnorm.lab.data import digits
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.ensemble import Copies, Single
 from batchnorm.lab.networks.residual import Residual, ResidualCopies
-from batchnorm.lab.trainer import Examples, train, train_apart
+from batchnorm.lab.trainer import train, train_apart
 
 MEMBERS = [
     Member(0.05, 1),

@@ -12,7 +12,8 @@ from torch import nn
 import batchnorm as bn
 from batchnorm import reference
 from batchnorm.layers import channel_norms
-from batchnorm.layers.family import BRICKS, Brick, safe_groups, table
+from batchnorm.layers.family import BRICKS, Brick, table
+from batchnorm.layers.group_counts import safe_groups
 
 EVERY = pytest.mark.parametrize("name", NAMES)
 

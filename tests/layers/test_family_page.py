@@ -7,8 +7,7 @@ import torch
 from family_cases import NAMES
 from torch import nn
 
-from batchnorm.bench import measure
-from batchnorm.layers import bricks_page
+from batchnorm.bench import bricks_page
 from batchnorm.layers.family import BRICKS
 
 PAGE = Path(__file__).parents[2] / "docs" / "bricks.md"
@@ -34,7 +33,7 @@ def test_check_finds_a_changed_page(tmp_path, capsys):
     assert bricks_page.main(["--check", str(page)]) == 0
     page.write_text(page.read_text().replace("| no |", "| yes |", 1))
     assert bricks_page.main(["--check", str(page)]) == 1
-    assert "make it with python -m batchnorm.layers.bricks_page" in capsys.readouterr().out
+    assert "make it with python -m batchnorm.bench.bricks_page" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,7 +60,7 @@ def test_quartiles_of_two_ratios_lie_between_them(monkeypatch):
     def rounds(steps, count):
         return {name: (1.0, 1.0) if not name else (1.0, 9.0) for name in steps}
 
-    monkeypatch.setattr(measure, "alternate", rounds)
+    monkeypatch.setattr(bricks_page, "alternate", rounds)
     for by_layout in bricks_page.measure_costs(rounds=2, shape=(2, 4, 3, 3)).values():
         assert set(by_layout.values()) == {(5.0, 3.0, 7.0)}
 

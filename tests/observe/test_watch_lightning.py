@@ -96,7 +96,7 @@ class Trainer:
 
 
 def test_only_one_process_writes():
-    model, events = stack(), adapter.Events()
+    model, events = stack(), adapter.WatchEvents()
     events.on_train_start(Trainer(model, is_global_zero=False), model)
     events.on_train_batch_end(Trainer(model), model, {"loss": torch.tensor(1.0)}, None, 0)
     events.on_validation_end(Trainer(model), model)
@@ -105,7 +105,7 @@ def test_only_one_process_writes():
 
 
 def test_a_resumed_run_counts_on_and_a_second_one_ends_the_first():
-    model, events = stack(), adapter.Events(every=10)
+    model, events = stack(), adapter.WatchEvents(every=10)
     events.on_train_start(Trainer(model, global_step=40), model)
     first = events.watch
     assert first.steps == 40
@@ -118,7 +118,7 @@ def test_a_resumed_run_counts_on_and_a_second_one_ends_the_first():
 
 
 def test_only_metrics_of_the_validation_that_are_one_number():
-    model, events = stack(), adapter.Events()
+    model, events = stack(), adapter.WatchEvents()
     metrics = {"val_acc": torch.tensor(0.5), "train_loss": torch.tensor(1.0), "val_all": torch.zeros(3), "val": "no"}
     trainer = Trainer(model, callback_metrics=metrics)
     events.on_validation_end(trainer, model)  # before training: a sanity check
@@ -130,8 +130,8 @@ def test_only_metrics_of_the_validation_that_are_one_number():
 
 def test_a_wrong_option_is_said_at_once():
     with pytest.raises(bn.BatchNormError, match="every is 0"):
-        adapter.Events(every=0)
-    assert adapter.Events(layers="net.*").watch is None  # which layers there are is not known yet
+        adapter.WatchEvents(every=0)
+    assert adapter.WatchEvents(layers="net.*").watch is None  # which layers there are is not known yet
 
 
 def test_what_is_missing_is_said(monkeypatch):

@@ -33,7 +33,7 @@ def race_records(race_result):
 def signal_records():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield signal.record(signal.Recipe(steps=60))
+    yield signal.record(signal.SignalRecipe(steps=60))
     torch.set_num_threads(before)
 
 

@@ -313,7 +313,7 @@ def test_shuffled_streams_are_not(size):
 
 def test_sortedness_is_the_intraclass_correlation():
     """Groups of equal size, with a known share of variance between them."""
-    site = home._Site()
+    site = home._ExampleMoments()
     for _ in range(200):
         site.add(torch.randn(20, 6) + torch.randn(1, 6), None)
     assert site.sortedness() == pytest.approx(0.5, abs=0.05)

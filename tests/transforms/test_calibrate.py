@@ -302,7 +302,7 @@ def test_the_standard_errors_are_those_of_the_estimates():
 def test_parts_are_merged_when_there_are_many():
     x = torch.randn(1000, 3, dtype=torch.float64)
     layer = nn.BatchNorm1d(3, dtype=torch.float64)
-    site = home._Site(layer, "merged", home._Count())
+    site = home._StreamMoments(layer, "merged", home._Count())
     for batch in x.split(4):
         site.add(batch, None)
         site.end_batch()

@@ -12,7 +12,7 @@ from convert_cases import NormAct, images, network, worn
 from torch import nn
 
 import batchnorm as bn
-from batchnorm.layers.family import safe_groups
+from batchnorm.layers.group_counts import safe_groups
 from batchnorm.layers.recurrent_norm import StepBatchNorm
 
 KEPT = ("sync", "ghost", "renorm", "frozen", "masked", "none")

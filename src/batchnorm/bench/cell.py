@@ -12,6 +12,7 @@ from batchnorm.bench.cases import Case
 from batchnorm.bench.contenders import CONTENDERS, Step
 from batchnorm.bench.inputs import Inputs, make_inputs
 from batchnorm.bench.measure import alternate
+from batchnorm.errors import first_line
 from batchnorm.records import Measurement
 
 QUANTITIES = (
@@ -112,12 +113,3 @@ def disagreement(result: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor,
         if not off <= tolerance:
             return f"{quantity} is off by {off:.3g} times its norm"
     return ""
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message.
-
-    >>> first_line(ValueError("one\\ntwo"))
-    'one'
-    """
-    return next(iter(str(error).splitlines()), "")

@@ -12,8 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from batchnorm import kernels
+from batchnorm.bench import flax_peer
 from batchnorm.bench.cases import Case, floor_copies
 from batchnorm.bench.inputs import Inputs
+from batchnorm.layers import batch
 
 Step = Callable[[], Any]
 
@@ -48,8 +51,6 @@ def describe_path() -> str:
     >>> describe_path()  # doctest: +SKIP
     'native kernel (AVX2, 2 threads)'
     """
-    from batchnorm import kernels
-
     return kernels.describe()
 
 
@@ -58,8 +59,6 @@ def core_distance(threads: int) -> float | None:
 
     >>> core_distance(threads=1)
     """
-    from batchnorm import kernels
-
     kernel = kernels.kernel()
     return None if kernel is None or threads < 2 else kernel.core_distance()
 
@@ -124,10 +123,8 @@ def _build_compiled(case: Case, inputs: Inputs) -> Step:
 
 
 def _our_layer(case: Case) -> Any:
-    import batchnorm.layers.batch as layers
-
     activation = {} if case.operation == "bn" else {"activation": "relu"}
-    return _layer_class(layers, case)(case.shape[1], **activation)
+    return _layer_class(batch, case)(case.shape[1], **activation)
 
 
 def _build_batchnorm(case: Case, inputs: Inputs) -> Step:
@@ -154,18 +151,6 @@ def _build_inplace_abn(case: Case, inputs: Inputs) -> Step:
     return _torch_step(case, inputs, layer, lambda x: layer(x.clone()))
 
 
-def _build_flax(case: Case, inputs: Inputs) -> Step:
-    from batchnorm.bench.flax_peer import build
-
-    return build(case, inputs)
-
-
-def _flax_tensors(case: Case, result: Any) -> tuple[torch.Tensor, ...]:
-    from batchnorm.bench.flax_peer import tensors
-
-    return tensors(case, result)
-
-
 def _without_compiler() -> str:
     compiler = os.environ.get("CXX", "g++")
     return "" if shutil.which(compiler) or shutil.which("clang++") else "needs a C++ compiler, and none was found"
@@ -186,7 +171,7 @@ CONTENDERS: dict[str, Contender] = {
     "batchnorm": Contender(_build_batchnorm),
     "batchnorm.compile": Contender(_build_batchnorm_compiled, missing=_without_compiler, compiled=True),
     "floor": Contender(_build_floor, scale=floor_copies, computes=False),
-    "flax": Contender(_build_flax, _flax_tensors, _without("flax"), peer=True),
+    "flax": Contender(flax_peer.build, flax_peer.tensors, _without("flax"), peer=True),
     "inplace-abn": Contender(
         _build_inplace_abn,
         missing=_without("inplace_abn"),

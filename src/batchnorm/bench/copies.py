@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from batchnorm.lab.curves import Member
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.depth.run import digits_examples
 from batchnorm.lab.ensemble import Copies, Single, Stack
 from batchnorm.lab.networks.residual import Residual, ResidualCopies
-from batchnorm.lab.trainer import Examples, train
+from batchnorm.lab.trainer import train
 from batchnorm.records import Measurement, RecordFile
 
 STOCK, OURS, GENERIC, BY_HAND = "stock torch, one by one", "our layers, one by one", "any network, vmap", "by hand"

@@ -22,10 +22,10 @@ MOST_ROUNDS = 4  # times as many as asked for
 
 
 @dataclass(frozen=True)
-class Turn:
+class SampleTurn:
     """One sample to take: the round it belongs to and whose turn it is.
 
-    >>> Turn(0, "torch").name
+    >>> SampleTurn(0, "torch").name
     'torch'
     """
 
@@ -33,7 +33,7 @@ class Turn:
     name: str
 
 
-def make_turns(names: Sequence[str], rounds: int, seed: int = 0) -> list[Turn]:
+def make_turns(names: Sequence[str], rounds: int, seed: int = 0) -> list[SampleTurn]:
     """Every contender once a round, in an order shuffled anew for each round by a seeded generator.
 
     >>> [turn.name for turn in make_turns(["a", "b"], rounds=1, seed=3)]
@@ -47,7 +47,7 @@ def make_turns(names: Sequence[str], rounds: int, seed: int = 0) -> list[Turn]:
     for round_number in range(rounds):
         order = list(names)
         generator.shuffle(order)
-        turns += [Turn(round_number, name) for name in order]
+        turns += [SampleTurn(round_number, name) for name in order]
     return turns
 
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from batchnorm.bench.measure import collector_off
 from batchnorm.bench.resnet import resnet18
 from batchnorm.doctor.monitor import monitor
-from batchnorm.doctor.run import Run
+from batchnorm.doctor.run import MonitoredRun
 from batchnorm.observe.run import Watch
 from batchnorm.observe.watch import watch
 from batchnorm.records import Measurement
@@ -99,7 +99,7 @@ class Observer(Protocol):
 
 
 class _Monitor:
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: MonitoredRun) -> None:
         self.run = run
 
     def aim(self, step: int) -> None:

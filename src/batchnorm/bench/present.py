@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from batchnorm.bench.summary import FLOOR, TORCH, Cell, Row, group_cells
+from batchnorm.bench.summary import FLOOR, TORCH, CellTimes, Row, group_cells
 from batchnorm.records import Measurement, RecordFile
 
 
@@ -45,7 +45,7 @@ def cell_tables(measurements: Iterable[Measurement]) -> Iterator[Table]:
     >>> list(cell_tables([]))
     []
     """
-    groups: dict[tuple[str, str, str], list[Cell]] = {}
+    groups: dict[tuple[str, str, str], list[CellTimes]] = {}
     for cell in group_cells(measurements):
         key = (cell.setting["operation"], cell.setting["pass"], cell.setting["memory"])
         groups.setdefault(key, []).append(cell)
@@ -54,7 +54,7 @@ def cell_tables(measurements: Iterable[Measurement]) -> Iterator[Table]:
         yield _cell_table(f"{title} (ms)", cells)
 
 
-def _cell_table(title: str, cells: Sequence[Cell]) -> Table:
+def _cell_table(title: str, cells: Sequence[CellTimes]) -> Table:
     contenders = list(dict.fromkeys(name for cell in cells for name in cell.times))
     contenders.sort(key=lambda name: name == FLOOR)
     table = _table(title)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 
-class Block(nn.Module):
+class BasicBlock(nn.Module):
     """Two convolutions with BN, and the way around them.
 
     >>> import torch
-    >>> Block(4, 8, 2)(torch.randn(2, 4, 6, 6)).shape
+    >>> BasicBlock(4, 8, 2)(torch.randn(2, 4, 6, 6)).shape
     torch.Size([2, 8, 3, 3])
     """
 
@@ -38,6 +38,6 @@ def resnet18(classes: int = 10, width: int = 64) -> nn.Sequential:
     inputs = width
     for stage in range(4):
         outputs = width << stage
-        layers += [Block(inputs, outputs, 1 if stage == 0 else 2), Block(outputs, outputs, 1)]
+        layers += [BasicBlock(inputs, outputs, 1 if stage == 0 else 2), BasicBlock(outputs, outputs, 1)]
         inputs = outputs
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))

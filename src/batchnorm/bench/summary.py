@@ -28,7 +28,7 @@ FLOOR_TARGETS = {"float32": {"contiguous": 2.0, "channels_last": 2.5}}
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellTimes:
     """The measurements of one cell, by contender.
 
     >>> cell = group_cells([Measurement("time", {"shape": "2x3", "contender": "torch"}, (1.0,), "s")])[0]
@@ -42,7 +42,7 @@ class Cell:
     def speed(self, rival: str, ours: str = OURS) -> float:
         """How many times as long the rival takes as our layer; NaN if either was not measured.
 
-        >>> Cell({}, {}).speed("torch")
+        >>> CellTimes({}, {}).speed("torch")
         nan
         """
         if ours in self.times and rival in self.times:
@@ -52,7 +52,7 @@ class Cell:
     def of_floor(self) -> float:
         """How many times the floor our layer takes.
 
-        >>> Cell({}, {}).of_floor()
+        >>> CellTimes({}, {}).of_floor()
         nan
         """
         if OURS in self.times and FLOOR in self.times:
@@ -63,7 +63,7 @@ class Cell:
     def place(self) -> str:
         """Which shape and layout.
 
-        >>> Cell({"shape": "2x3", "layout": "contiguous"}, {}).place
+        >>> CellTimes({"shape": "2x3", "layout": "contiguous"}, {}).place
         '2x3 contiguous'
         """
         return f"{self.setting['shape']} {self.setting['layout']}"
@@ -139,7 +139,7 @@ class Row:
         return {**asdict(self), "reached": self.reached}
 
 
-def group_cells(measurements: Iterable[Measurement]) -> list[Cell]:
+def group_cells(measurements: Iterable[Measurement]) -> list[CellTimes]:
     """Gather the measurements of a run into cells, in the order in which they were taken.
 
     >>> group_cells([])
@@ -150,7 +150,7 @@ def group_cells(measurements: Iterable[Measurement]) -> list[Cell]:
         if measurement.quantity == "time":
             setting = tuple((key, value) for key, value in measurement.setting.items() if key != "contender")
             cells.setdefault(setting, {})[measurement.setting["contender"]] = measurement
-    return [Cell(dict(setting), times) for setting, times in cells.items()]
+    return [CellTimes(dict(setting), times) for setting, times in cells.items()]
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -211,7 +211,7 @@ def _no_target(setting: Mapping[str, Any]) -> tuple[float | None, float | None]:
 
 
 def _speeds(
-    cells: Sequence[Cell], rival: str, passes: Sequence[str], target_of: Target, suffix: str, ours: str = OURS
+    cells: Sequence[CellTimes], rival: str, passes: Sequence[str], target_of: Target, suffix: str, ours: str = OURS
 ) -> Iterator[Row]:
     """For each operation and pass the geometric mean over shapes and layouts, with the worst cell."""
     for pass_name in passes:
@@ -235,7 +235,7 @@ def _speeds(
                 )
 
 
-def _slower_cells(cells: Sequence[Cell]) -> Iterator[Row]:
+def _slower_cells(cells: Sequence[CellTimes]) -> Iterator[Row]:
     """How many cells from 64 KB up are slower than torch, naming the three slowest."""
     speeds = [(cell.speed(TORCH), cell) for cell in cells if cell.setting["bytes"] >= NOTABLE]
     speeds = [(speed, cell) for speed, cell in speeds if speed > 0]
@@ -258,7 +258,7 @@ def _slower_cells(cells: Sequence[Cell]) -> Iterator[Row]:
         )
 
 
-def _floors(cells: Sequence[Cell], suffix: str) -> Iterator[Row]:
+def _floors(cells: Sequence[CellTimes], suffix: str) -> Iterator[Row]:
     """For large tensors in training the worst multiple of the floor, by layout, with the median."""
     for layout in ("contiguous", "channels_last"):
         for operation in OPERATIONS:

@@ -14,7 +14,17 @@ from torch import Tensor
 from batchnorm.distributed import rollcall
 from batchnorm.distributed.farewell import farewell
 from batchnorm.distributed.groups import backend, patience
-from batchnorm.distributed.ledger import HEADER, SAME, Ledger, Line, arrived, ending, in_words, ledger_of, passed_in
+from batchnorm.distributed.ledger import (
+    HEADER,
+    SAME,
+    CallEntry,
+    CallLedger,
+    arrived,
+    ending,
+    in_words,
+    ledger_of,
+    passed_in,
+)
 from batchnorm.errors import BatchNormError
 
 # Room for a message from each rank. gloo ends the process if a message is longer than the place it is put in, which
@@ -22,7 +32,7 @@ from batchnorm.errors import BatchNormError
 ROOM = HEADER + 2 * 4096
 
 
-def gather(payload: Tensor, line: Line, group: Any) -> tuple[Tensor, list[int]]:
+def gather(payload: Tensor, line: CallEntry, group: Any) -> tuple[Tensor, list[int]]:
     """Return the float64 payloads of all ranks, one row each, and the flags of their forward pass.
 
     >>> rows, flags = gather(torch.zeros(9, dtype=torch.float64), line, group)  # doctest: +SKIP
@@ -89,7 +99,7 @@ def _to_everybody(vector: Tensor, room: int, group: Any, me: int, seconds: float
     return torch.cat((others[:me], vector.unsqueeze(0), others[me:]))
 
 
-def _missing(ledger: Ledger, line: Line, waited: float, seconds: float, error: RuntimeError) -> BatchNormError:
+def _missing(ledger: CallLedger, line: CallEntry, waited: float, seconds: float, error: RuntimeError) -> BatchNormError:
     """Find out who did not come and why."""
     me = ledger.ranks[ledger.me]
     answers = rollcall.call(ledger.name, ledger.exchanges, ledger.ranks, ledger.me, seconds)
@@ -128,7 +138,7 @@ def _missing(ledger: Ledger, line: Line, waited: float, seconds: float, error: R
     )
 
 
-def _lost(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: Ledger, line: Line) -> str:
+def _lost(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: CallLedger, line: CallEntry) -> str:
     """What became of a rank that will not come any more; empty if it may, or if it waited here before it ended."""
     answer = (answers or {}).get(rank, {})
     process, ours = rollcall.process_of(rank), line.seat.title()
@@ -146,7 +156,7 @@ def _lost(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: Ledger, 
     return ""
 
 
-def _late(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: Ledger, line: Line) -> str:
+def _late(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: CallLedger, line: CallEntry) -> str:
     """Where a rank is that has not come; empty if it waits like us, or nothing is known."""
     process, running = rollcall.process_of(rank), rollcall.fate(rank) == "running"
     if answers is None:
@@ -163,13 +173,13 @@ def _late(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: Ledger, 
     return "gave no answer (dead, stopped, or never in a synchronised layer)" + (f"; it was {process}" * bool(process))
 
 
-def _is_here(answer: dict[str, Any], ledger: Ledger) -> bool:
+def _is_here(answer: dict[str, Any], ledger: CallLedger) -> bool:
     """Whether a rank answered from the exchange in which we are."""
     last = answer.get("groups", {}).get(ledger.name)
     return last is not None and int(last[3]) == ledger.exchanges
 
 
-def _story(last: list[Any] | None, answer: dict[str, Any], line: Line) -> str:
+def _story(last: list[Any] | None, answer: dict[str, Any], line: CallEntry) -> str:
     parts = [passed_in(answer, line.seat.title())]
     if last is None:
         parts.append("it has not exchanged anything in this group")

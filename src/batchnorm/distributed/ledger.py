@@ -50,7 +50,7 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Line:
+class CallEntry:
     """One entry: a layer, which of its calls, in which direction, in which mode."""
 
     seat: Seat
@@ -69,7 +69,7 @@ class Line:
         return f"step {self.call} ({'forward' if self.direction == FORWARD else 'backward'})"
 
 
-class Ledger:
+class CallLedger:
     """What a process knows of one group."""
 
     def __init__(self, group: Any) -> None:
@@ -77,7 +77,7 @@ class Ledger:
         self.seats: weakref.WeakKeyDictionary[nn.Module, Seat] = weakref.WeakKeyDictionary()
         self.owners: dict[tuple[int, float], Seat] = {}
         self.exchanges = self.seated = 0
-        self.at: Line | None = None
+        self.at: CallEntry | None = None
         self.state = ""
 
     def seat(self, layer: nn.Module, channels: int) -> Seat:
@@ -88,7 +88,7 @@ class Ledger:
             seat = self.seats[layer] = Seat(layer, self.seated, channels)
         return seat
 
-    def compare(self, line: Line, headers: list[list[float]]) -> None:
+    def compare(self, line: CallEntry, headers: list[list[float]]) -> None:
         """Raise on every rank alike if the ranks are not all at the same place."""
         mine, seat = headers[self.me], line.seat
         wrong = False
@@ -116,7 +116,7 @@ class Ledger:
                 do="run the layer with gradients on every rank, or on none",
             )
 
-    def _apart(self, line: Line, headers: list[list[float]]) -> BatchNormError:
+    def _apart(self, line: CallEntry, headers: list[list[float]]) -> BatchNormError:
         modes = len({int(theirs[6]) & MODE for theirs in headers}) > 1
         places: dict[str, list[int]] = {}
         for index, theirs in enumerate(headers):
@@ -128,7 +128,7 @@ class Ledger:
             f"{line.words()}: the ranks are not at the same place: {found}", where=line.seat.title(), do=SAME
         )
 
-    def _place(self, index: int, theirs: list[float], line: Line, modes: bool) -> str:
+    def _place(self, index: int, theirs: list[float], line: CallEntry, modes: bool) -> str:
         if theirs[0] != _SIGN:
             return "in another exchange, which is not a layer's"
         _, number, named, channels, call, direction, flags, _ = (int(value) for value in theirs)
@@ -143,15 +143,15 @@ class Ledger:
         return words
 
 
-_ledgers: weakref.WeakKeyDictionary[Any, Ledger] = weakref.WeakKeyDictionary()
+_ledgers: weakref.WeakKeyDictionary[Any, CallLedger] = weakref.WeakKeyDictionary()
 _passed: deque[tuple[weakref.ref[nn.Module], str]] = deque(maxlen=64)
 
 
-def ledger_of(group: Any) -> Ledger:
+def ledger_of(group: Any) -> CallLedger:
     """Return a group's ledger; the first call opens it."""
     ledger = _ledgers.get(group)
     if ledger is None:
-        ledger = _ledgers[group] = Ledger(group)
+        ledger = _ledgers[group] = CallLedger(group)
     return ledger
 
 

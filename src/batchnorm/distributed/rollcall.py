@@ -4,6 +4,7 @@ Each process keeps one thread that looks into the store twice a second whether i
 process is: the layer of its last exchange, the layers it ran since without one, the line its main thread is at. Of a
 process that does not answer, those on the same host look up whether it is gone or stopped. Whoever finds that first
 publishes it, because the others may find out when the finder has ended, too. Training itself sends nothing for this.
+With ``BATCHNORM_ROLLCALL=off`` a process starts no thread: it answers nobody, and names nobody when it waits in vain.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from batchnorm.distributed.ledger import ending, passing, whereabouts
 from batchnorm.distributed.processes import identity, state_of
 
+SWITCH = "BATCHNORM_ROLLCALL"
 LOOK = 0.5  # seconds between two looks into the store
 MOST_KNOWN = 64  # ranks, up to which each learns where all others run: that takes a request each
 LONGEST = 200  # characters of the error by which a process ended
@@ -119,7 +121,7 @@ def listen() -> None:
     """
     global _listener, _serves
     world = dist.group.WORLD
-    if world is None or (_serves is not None and _serves() is world):
+    if world is None or os.environ.get(SWITCH) == "off" or (_serves is not None and _serves() is world):
         return
     try:
         store = dist.distributed_c10d._get_default_store()

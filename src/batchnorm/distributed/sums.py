@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from batchnorm.distributed.exchange import gather
-from batchnorm.distributed.ledger import Line
+from batchnorm.distributed.ledger import CallEntry
 
 
-def over_ranks(line: Line, group: Any) -> Callable[[Tensor], Tensor]:
+def over_ranks(line: CallEntry, group: Any) -> Callable[[Tensor], Tensor]:
     """Return the function that adds a tensor up over all ranks, each of which has to call it.
 
     >>> reduce = over_ranks(line, group)  # doctest: +SKIP
@@ -41,7 +41,7 @@ class _Sum(torch.autograd.Function):
     """Its own derivative: what one rank puts in reaches every rank's sum."""
 
     @staticmethod
-    def forward(ctx: Any, sums: Tensor, line: Line, group: Any) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, sums: Tensor, line: CallEntry, group: Any) -> Tensor:  # type: ignore[override]
         ctx.line, ctx.group = line, group
         rows, _ = gather(sums.to(torch.float64).reshape(-1), line, group)
         return rows.sum(0).view(sums.shape).to(sums.dtype)

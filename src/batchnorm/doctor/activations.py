@@ -31,7 +31,7 @@ _CARRY = {
 
 
 @dataclass
-class Signal:
+class ActivationOutput:
     """What came out of one nonlinearity."""
 
     path: str
@@ -43,7 +43,7 @@ class Signal:
     varies: float  # the root mean square over units of the standard deviation between examples
 
 
-def measure(path: str, kind: str, y: Tensor) -> Signal:
+def measure(path: str, kind: str, y: Tensor) -> ActivationOutput:
     """Look at the result of a nonlinearity.
 
     >>> import torch
@@ -64,13 +64,13 @@ def measure(path: str, kind: str, y: Tensor) -> Signal:
                 rest = [d for d in range(y.dim()) if d != axis]
                 shares.append((float((y.amax(rest) <= 0).float().mean()), y.shape[axis]))
             dead, units = min(shares)
-        return Signal(path, kind, y.shape[0] if y.dim() else 1, units, 0.0, dead, 1.0)
+        return ActivationOutput(path, kind, y.shape[0] if y.dim() else 1, units, 0.0, dead, 1.0)
     if y.numel():
         low, high = (-1.0, 1.0) if kind == "tanh" else (0.0, 1.0)
         near = FLAT * (high - low)
         flat = float(((y < low + near) | (y > high - near)).float().mean())
     varies = float(y.float().std(0).square().mean().sqrt()) if y.dim() > 1 and len(y) > 1 else 1.0
-    return Signal(path, kind, y.shape[0] if y.dim() else 1, units, flat, dead, varies)
+    return ActivationOutput(path, kind, y.shape[0] if y.dim() else 1, units, flat, dead, varies)
 
 
 class Following:
@@ -85,14 +85,14 @@ class Following:
     """
 
     def __init__(self) -> None:
-        self._known: list[tuple[weakref.ref[Tensor], Signal]] = []
+        self._known: list[tuple[weakref.ref[Tensor], ActivationOutput]] = []
 
-    def made(self, y: Tensor, signal: Signal) -> None:
+    def made(self, y: Tensor, signal: ActivationOutput) -> None:
         """Remember a result."""
         self._known = [entry for entry in self._known if entry[0]() is not None and entry[0]() is not y]
         self._known.append((weakref.ref(y), signal))
 
-    def of(self, x: Any) -> Signal | None:
+    def of(self, x: Any) -> ActivationOutput | None:
         """Return the nonlinearity that a tensor, or what it is a view of, came from."""
         if not isinstance(x, Tensor):
             return None
@@ -112,7 +112,7 @@ class Listening(TorchFunctionMode):
     ``read`` is called with the signal of each. The modules of the model are told to it by hooks (`paths`).
     """
 
-    def __init__(self, model: nn.Module, read: Callable[[Signal], None]) -> None:
+    def __init__(self, model: nn.Module, read: Callable[[ActivationOutput], None]) -> None:
         super().__init__()
         self._read, self._following = read, Following()
         self._inside: list[str] = [""]
@@ -142,18 +142,18 @@ class Listening(TorchFunctionMode):
         return result
 
 
-def worst(signals: list[Signal]) -> Iterator[Signal]:
+def worst(signals: list[ActivationOutput]) -> Iterator[ActivationOutput]:
     """Of several looks at the same nonlinearities, one for each: what held every time.
 
-    >>> first, second = (Signal("act", "relu", 8, 4, 0.0, share, 1.0) for share in (0.5, 0.25))
+    >>> first, second = (ActivationOutput("act", "relu", 8, 4, 0.0, share, 1.0) for share in (0.5, 0.25))
     >>> [signal.dead for signal in worst([first, second])]
     [0.25]
     """
-    by_place: dict[tuple[str, str], list[Signal]] = {}
+    by_place: dict[tuple[str, str], list[ActivationOutput]] = {}
     for signal in signals:
         by_place.setdefault((signal.path, signal.kind), []).append(signal)
     for (path, kind), own in by_place.items():
-        yield Signal(
+        yield ActivationOutput(
             path, kind, sum(s.examples for s in own), own[0].units, min(s.flat for s in own), min(s.dead for s in own),
             max(s.varies for s in own),
         )  # fmt: skip

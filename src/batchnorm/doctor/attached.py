@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.monitor import monitor
-from batchnorm.doctor.run import Run
+from batchnorm.doctor.run import MonitoredRun
 
 
 class Attached:
@@ -25,7 +25,7 @@ class Attached:
 
     def __init__(self, **options: Any) -> None:
         self.options = options
-        self.run: Run | None = None
+        self.run: MonitoredRun | None = None
         self._open = False
         monitor(nn.Identity(), **options)  # a wrong option is said now, not when training begins
 

@@ -5,23 +5,26 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from batchnorm.doctor.codes import chosen
 from batchnorm.doctor.findings import Findings
-from batchnorm.doctor.rule import NEEDS, Rule
+from batchnorm.doctor.needs import NEEDS
+from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import BATCHES, Forward, Subject
 from batchnorm.errors import BatchNormError, BatchNormWarning, first_line
 from batchnorm.graph import check_ready, check_weights
 from batchnorm.kernels.storage import check_memory
+from batchnorm.optim import Optimizers
 from batchnorm.preserve import in_mode, parameters, untouched
 from batchnorm.records import HELD, Finding
-from batchnorm.transforms.freeze import Optimizers, check_optimizers
+from batchnorm.transforms.follow import check_optimizers
 
-PURPOSES = ("", "export")
+Purpose = Literal["", "export"]
+PURPOSES = get_args(Purpose)
 
 
 def check(
@@ -33,7 +36,7 @@ def check(
     forward: Forward | None = None,
     before: nn.Module | None = None,
     process_group: Any = None,
-    purpose: str = "",
+    purpose: Purpose = "",
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     max_batches: int = BATCHES,

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from batchnorm.batches import Batch
+from batchnorm.checkpoints import SUFFIXES, check_suffix, save_state
 from batchnorm.doctor import config
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_target
+from batchnorm.loading import call_batch, load_batches, load_model, load_state, parse_input
 from batchnorm.options import Force
-from batchnorm.specs import called
+from batchnorm.present import plain_console
+from batchnorm.records import Report
+from batchnorm.specs import called, made_by
 from batchnorm.terminal import note
 
 if TYPE_CHECKING:
@@ -22,10 +27,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from batchnorm.batches import Batch
     from batchnorm.doctor.findings import Findings
     from batchnorm.doctor.formats import Outcome
-    from batchnorm.records import Report
 
 
 def check(
@@ -118,8 +121,6 @@ def check(
     }  # fmt: skip
     with redirect_stdout(sys.stderr):  # the user's code may print; what is printed here may be read by a machine
         if is_checkpoint(model):
-            from batchnorm.loading import load_state
-
             given = [option for option, value in wants_model.items() if value]
             if given:
                 raise BatchNormError(
@@ -155,8 +156,6 @@ def _check_options(fix: bool, unsafe_fixes: bool, out: str, force: bool, batch_s
         if given and not fix:
             raise BatchNormError(f"{option} without --fix has no meaning", do="add --fix")
     if out:
-        from batchnorm.checkpoints import SUFFIXES, check_suffix
-
         if not Path(out).is_dir():
             check_suffix(Path(out), SUFFIXES)
         check_target("--out", out, force)
@@ -171,8 +170,6 @@ def is_checkpoint(model: str) -> bool:
     >>> is_checkpoint("best.pt"), is_checkpoint("net.py:make"), is_checkpoint("torchvision.models:resnet18")
     (True, False, False)
     """
-    from batchnorm.checkpoints import SUFFIXES
-
     try:
         return Path(model).suffix in SUFFIXES or (Path(model).exists() and Path(model).suffix != ".py")
     except (OSError, ValueError):  # no name that a file could have
@@ -185,8 +182,6 @@ def _load(
     """Make the model and whatever else was given, as arguments of `batchnorm.check`."""
     import torch
     from torch import Tensor
-
-    from batchnorm.loading import Batch, call_batch, load_batches, load_model, parse_input
 
     torch.manual_seed(0)  # a model without a checkpoint has the same weights every time
     model = load_model(spec, checkpoint or None, key=key)
@@ -240,7 +235,6 @@ def _first(batches: Iterable[Batch], source: str) -> Batch:
 
 def _optimizer(spec: str, model: nn.Module) -> Any:
     from batchnorm.optim import is_optimizer, unwrapped
-    from batchnorm.specs import made_by
 
     function = made_by(spec, object)  # as it is: it is to be called with the model
     if not callable(function):
@@ -261,7 +255,6 @@ def _examine(
 
     Returns the findings, how many more are ignored in their modules, and the report of the repairs.
     """
-    from batchnorm.checkpoints import save_state
     from batchnorm.doctor.check import check
     from batchnorm.doctor.fix import fix
 
@@ -319,7 +312,6 @@ def _show(outcome: Outcome, format: str) -> None:
     from rich.console import Console
 
     from batchnorm.doctor.formats import FORMATS, as_text
-    from batchnorm.present import plain_console
 
     if format == "text":
         console = Console()

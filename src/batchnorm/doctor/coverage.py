@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from batchnorm.doctor.rule import ARGUMENTS, Rule
-
-if TYPE_CHECKING:
-    from batchnorm.doctor.subject import Subject
+from batchnorm.doctor.needs import ARGUMENTS
+from batchnorm.doctor.rule import Rule
+from batchnorm.doctor.subject import Subject
 
 SIDE, BATCH = 32, 8  # of the suggested example
 

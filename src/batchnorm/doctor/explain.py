@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchnorm.doctor.config import one_of
+from batchnorm.present import plain_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +62,6 @@ def rules(
 
     from batchnorm.doctor.catalogue import described, linked
     from batchnorm.doctor.pages import short_needs
-    from batchnorm.present import plain_console
 
     one_of(format, ("text", "json"), "--output-format")
     columns = ("code", "name", "severity", "needs", "fix")

@@ -8,14 +8,16 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, overload
 
+from batchnorm.doctor.codes import chosen
+from batchnorm.doctor.coverage import coverage
+from batchnorm.doctor.present import draw, html_table
+from batchnorm.doctor.rule import Rule
+from batchnorm.doctor.subject import Subject
 from batchnorm.errors import BatchNormError, printable
 from batchnorm.records import HELD, SEVERITIES, Finding, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from batchnorm.doctor.rule import Rule
-    from batchnorm.doctor.subject import Subject
 
 
 class Findings(Sequence[Finding]):
@@ -86,8 +88,6 @@ class Findings(Sequence[Finding]):
         >>> len(Findings([bias]).without({"backbone.*": ["BN101"]})), len(Findings([bias]).without({"head": ["BN1"]}))
         (0, 1)
         """
-        from batchnorm.doctor.codes import chosen  # which imports the rules, and they import this
-
         codes = {pattern: chosen(words) if words else {} for pattern, words in ignored.items()}
 
         def kept(finding: Finding) -> bool:
@@ -134,8 +134,6 @@ class Findings(Sequence[Finding]):
         >>> Findings([]).coverage()
         ''
         """
-        from batchnorm.doctor.coverage import coverage
-
         idle = {code for code, why in self.skipped.items() if not why.startswith(HELD)} | set(self.failed)
         return coverage(self.rules, idle, self.subject, options)
 
@@ -156,11 +154,7 @@ class Findings(Sequence[Finding]):
         return f"<Findings: {self.counted()}>"
 
     def __rich__(self) -> RenderableType:
-        from batchnorm.doctor.present import draw
-
         return draw(self)
 
     def _repr_html_(self) -> str:
-        from batchnorm.doctor.present import html_table
-
         return html_table(self)

@@ -14,10 +14,11 @@ from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.patient import Needed, Patient
 from batchnorm.doctor.subject import Forward
 from batchnorm.errors import BatchNormError, NotEquivalent
+from batchnorm.optim import Optimizers
 from batchnorm.preserve import in_mode
 from batchnorm.records import Certificate, Change, Finding, Report
 from batchnorm.transforms.changed import Changed
-from batchnorm.transforms.follow import Optimizers, carry_over, check_optimizers, copied_with, restorable
+from batchnorm.transforms.follow import carry_over, check_optimizers, copied_with, restorable
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.verify import verify
 

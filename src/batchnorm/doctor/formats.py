@@ -9,17 +9,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from batchnorm import __version__
+from batchnorm.doctor.codes import RULES
+from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.present import draw, place_of, shorten
 from batchnorm.errors import printable
-from batchnorm.present import report_table
 from batchnorm.progress import QUIET, level
 from batchnorm.records import Finding, Report, plain
-
-if TYPE_CHECKING:
-    from batchnorm.doctor.findings import Findings
 
 FORMAT = 1  # of the JSON
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
@@ -68,7 +66,7 @@ def as_text(outcome: Outcome, *, width: int | None = None, colour: bool = False)
         ),
     ]
     if outcome.report is not None:
-        parts = [report_table(outcome.report), "", *parts]
+        parts = [outcome.report, "", *parts]
     console.print(*parts, sep="\n")
     return "\n".join(line.rstrip() for line in stream.getvalue().rstrip().splitlines())
 
@@ -98,8 +96,6 @@ def as_sarif(outcome: Outcome) -> str:
     >>> json.loads(as_sarif(Outcome("model.pt", Findings([]))))["version"]
     '2.1.0'
     """
-    from batchnorm.doctor.codes import RULES
-
     places = {code: index for index, code in enumerate(RULES)}
     notifications = [
         {

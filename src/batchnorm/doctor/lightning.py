@@ -16,10 +16,10 @@ from batchnorm.doctor.findings import Findings
 from batchnorm.trainers import lightning_callback
 
 
-class Events:
+class MonitorEvents:
     """What the callback does, apart from Lightning's class that it is made with.
 
-    >>> Events(every=100).findings.codes
+    >>> MonitorEvents(every=100).findings.codes
     ()
 
     Of batches that are (input, label) pairs the labels are told.
@@ -53,7 +53,7 @@ class Events:
 
 @cache
 def _monitor() -> type:
-    return lightning_callback("Monitor", Events, __name__, __doc__)
+    return lightning_callback("Monitor", MonitorEvents, __name__, __doc__)
 
 
 def __getattr__(name: str) -> Any:

@@ -8,10 +8,11 @@ from torch import nn
 
 from batchnorm.checks import check_model
 from batchnorm.doctor.codes import chosen
-from batchnorm.doctor.run import Run
+from batchnorm.doctor.run import MonitoredRun
 from batchnorm.errors import BatchNormError
-from batchnorm.graph import check_ready
-from batchnorm.transforms.freeze import Optimizers, check_optimizers
+from batchnorm.graph import check_hookable
+from batchnorm.optim import Optimizers
+from batchnorm.transforms.follow import check_optimizers
 
 _HERE = "monitor"
 Models = nn.Module | Mapping[str, nn.Module] | Iterable[nn.Module]
@@ -26,7 +27,7 @@ def monitor(
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     warn: bool = True,
-) -> Run:
+) -> MonitoredRun:
     """Look on while a model trains: ``with monitor(model, optimizer) as run:`` around any loop.
 
     >>> import torch
@@ -55,14 +56,7 @@ def monitor(
     is in it; replicas that nn.DataParallel makes are not seen. A compiled model is refused: its hooks would not run.
     """
     whole = _together(model)
-    check_ready(whole, _HERE)
-    for path, module in whole.named_modules():
-        if getattr(module, "_compiled_call_impl", None) is not None:
-            raise BatchNormError(
-                f"{path or 'the model'} ({type(module).__name__}) is compiled",
-                where=_HERE,
-                do="monitor some steps without compile() first",
-            )
+    check_hookable(whole, _HERE)
     if every < 1:
         raise BatchNormError(f"every is {every}", where=_HERE, do="give a whole number from 1 up")
     rules = chosen(select, ignore)
@@ -75,7 +69,7 @@ def monitor(
     for name, copied in (copies or {}).items():
         if not isinstance(copied, nn.Module):
             raise BatchNormError(f"the copy {name!r} is a {type(copied).__name__}", where=_HERE, do="give nn.Modules")
-    return Run(whole, optimizers, dict(copies or {}), watchers, every, warn)
+    return MonitoredRun(whole, optimizers, dict(copies or {}), watchers, every, warn)
 
 
 def _together(model: Models) -> nn.Module:

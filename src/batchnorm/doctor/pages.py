@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from batchnorm.doctor.catalogue import described
-from batchnorm.doctor.rule import NEEDS, Rule
+from batchnorm.doctor.needs import NEEDS
+from batchnorm.doctor.rule import Rule
 from batchnorm.files import write_atomically
 
 GROUPS = {

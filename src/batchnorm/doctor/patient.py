@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from batchnorm.doctor.subject import Forward
 from batchnorm.errors import BatchNormError
-from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d
+from batchnorm.layers.batch import OURS
 from batchnorm.records import Change
 
 
@@ -52,12 +52,7 @@ class Patient:
         return value
 
 
-_OURS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.BatchNorm1d: BatchNorm1d,
-    nn.BatchNorm2d: BatchNorm2d,
-    nn.BatchNorm3d: BatchNorm3d,
-}
-PLAIN = tuple(_OURS)  # what `to_ours` can exchange
+PLAIN = tuple(OURS)  # what `to_ours` can exchange
 
 
 def to_ours(path: str, layer: nn.Module) -> Change | str:
@@ -70,9 +65,9 @@ def to_ours(path: str, layer: nn.Module) -> Change | str:
     'it is a layer of ours already'
     """
     old = type(layer)
-    if old in _OURS.values():
+    if old in OURS.values():
         return "it is a layer of ours already"
-    if old not in _OURS:
+    if old not in OURS:
         return f"{old.__name__} is a class of its own, and may compute something else"
-    layer.__class__ = _OURS[old]
+    layer.__class__ = OURS[old]
     return Change(path, "class", f"torch.nn.{old.__name__}", f"batchnorm.{old.__name__}")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
+from batchnorm.doctor.catalogue import linked
+from batchnorm.doctor.subject import Subject
 from batchnorm.errors import printable
 from batchnorm.records import HELD, SEVERITIES, Finding
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from batchnorm.doctor.findings import Findings
 
 SHOWN = 8  # findings of one rule, unless all are asked for
 LONGEST, SENTENCE = 160, 600  # characters of a name, and of a sentence; the middle of a longer one is left out
@@ -26,6 +26,24 @@ OPTIONS = {
     "optimizer=": "--optimizer",
     "before=": "--before",
 }
+
+
+class Shown(Protocol):
+    """What is shown of findings; `batchnorm.doctor.findings.Findings` has it."""
+
+    skipped: dict[str, str]
+    failed: dict[str, str]
+    subject: Subject | None
+    rules: tuple[Any, ...]
+
+    def __iter__(self) -> Iterator[Finding]:
+        """The findings, the gravest first."""
+
+    def counted(self) -> str:
+        """How many findings of which severity there are."""
+
+    def coverage(self, options: bool = False) -> str:
+        """How many of the rules could look, and what to add for more."""
 
 
 def shorten(name: str, longest: int = LONGEST) -> str:
@@ -50,7 +68,7 @@ def place_of(finding: Finding) -> str:
 
 
 def draw(
-    findings: Findings, *, everything: bool = False, options: bool = False, ignored: int = 0, brief: bool = False
+    findings: Shown, *, everything: bool = False, options: bool = False, ignored: int = 0, brief: bool = False
 ) -> RenderableType:
     """Draw findings for rich: by severity and rule, each with its sentence, the repair once, and a summary.
 
@@ -67,8 +85,6 @@ def draw(
     """
     from rich.console import Group
     from rich.text import Text
-
-    from batchnorm.doctor.catalogue import linked
 
     parts: list[RenderableType] = []
     for (severity, code, name), group in groupby(findings, lambda f: (f.severity, f.code, f.name)):
@@ -115,7 +131,7 @@ def _machine(own: list[Finding], options: bool) -> str:
     return " (--fix)" if "safe" in kinds else " (--fix --unsafe-fixes)"
 
 
-def _remarks(findings: Findings, options: bool) -> list[str]:
+def _remarks(findings: Shown, options: bool) -> list[str]:
     lines = [
         f"{code} could not look, which is a bug worth a report: {shorten(printable(why), 400)}"
         for code, why in findings.failed.items()
@@ -125,7 +141,7 @@ def _remarks(findings: Findings, options: bool) -> list[str]:
     return lines
 
 
-def _among(findings: Findings) -> str:
+def _among(findings: Shown) -> str:
     subject = findings.subject
     if subject is None:
         return ""
@@ -167,7 +183,7 @@ def _indented(*parts: str | tuple[str, str], by: int = 2) -> RenderableType:
     return Padding(Text.assemble(*parts), (0, 0, 0, by), expand=False)
 
 
-def html_table(findings: Findings) -> str:
+def html_table(findings: Shown) -> str:
     """Draw findings as a small table for a notebook; all text is escaped.
 
     >>> from batchnorm.doctor.findings import Findings

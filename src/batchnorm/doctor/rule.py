@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from batchnorm.doctor.needs import NEEDS
 from batchnorm.records import SEVERITIES, Finding, Report
 
 if TYPE_CHECKING:
@@ -13,21 +14,6 @@ if TYPE_CHECKING:
     from batchnorm.doctor.subject import Subject
     from batchnorm.doctor.watcher import Watcher
 
-# What a rule may need, in the words of the message that says it is missing.
-NEEDS = {
-    "tensors": "a model or a checkpoint",
-    "model": "a model (a checkpoint has only tensors)",
-    "example": "an example input (example=)",
-    "data": "batches of data (data=)",
-    "labels": "batches that are (input, label) pairs (data=)",
-    "loader": "a DataLoader (data=)",
-    "optimizer": "the optimiser (optimizer=)",
-    "before": "the model as it was before (before=)",
-    "ranks": "several processes (a process group)",
-    "run": "a training run (bn.monitor)",
-}
-# The arguments of `check`, the easiest first: each gives the need of its name.
-ARGUMENTS = tuple(need for need, words in NEEDS.items() if need == "model" or words.endswith(f"({need}=)"))
 SAFETIES = ("safe", "unsafe", "none")
 
 Look = Callable[["Subject"], Iterable[Finding]]

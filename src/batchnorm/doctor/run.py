@@ -16,13 +16,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from batchnorm.doctor.findings import Findings
 from batchnorm.doctor.owners import owners
-from batchnorm.doctor.watcher import EVENTS, Pass, Watcher
+from batchnorm.doctor.watcher import EVENTS, Pass, TrainingRun, Watcher
 from batchnorm.errors import BatchNormError, BatchNormWarning
-from batchnorm.hooks import Hook, users_frame
+from batchnorm.hooks import Hook, exporting, users_frame
 from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
-from batchnorm.layers.foreign import Evaluating
 from batchnorm.layers.recompute import in_backward, updates_once
+from batchnorm.layers.switches import uses
 from batchnorm.nested import tensors_in
 from batchnorm.optim import hook_steps
 from batchnorm.records import Finding
@@ -30,15 +30,8 @@ from batchnorm.records import Finding
 UNSEEN = 3  # steps without a call of the model, after which one says so
 
 
-class Run:
-    """A training run under observation.
-
-    ``step`` counts optimiser steps, ``call`` the calls of the model (or, where a container is not called itself, of
-    the modules in it), ``calls_since_step`` those since the last step. ``gradients`` says whether this call is made for
-    gradients, ``labels`` are those of its batch if the loop told (`told`). ``looking`` is true in every ``every``-th
-    step: then rules may read numbers, at other times they should look at shapes and flags only. ``stepping`` is the
-    optimiser that is stepping (LBFGS calls the model in its step). ``findings`` are those so far.
-    """
+class MonitoredRun(TrainingRun):
+    """What `batchnorm.monitor` returns: a training run under observation, whose events the rules take part in."""
 
     def __init__(
         self,
@@ -49,38 +42,17 @@ class Run:
         every: int,
         warn: bool,
     ) -> None:
-        self.model, self.optimizers, self.copies, self.every, self.warn = model, optimizers, copies, every, warn
-        self.step = self.call = self.calls_since_step = 0
-        self.labels: Tensor | None = None
-        self.stepping: Optimizer | None = None
+        super().__init__(model, optimizers, copies, every)
+        self.warn = warn
         self.failed: dict[str, str] = {}
         self._watchers = dict(watchers)
-        self._paths = {m: path for path, m in model.named_modules() if isinstance(m, _BatchNorm)}
         self._turns = dict.fromkeys(self._paths.values(), 0)
-        self._owned: dict[Optimizer, list[str]] = {}
-        self._found: dict[tuple[str, str], Finding] = {}
         self._said: set[str] = set()
         self._new: list[Finding] = []
         self._inside = 0
-        self.gradients = True
         self._state = "new"
         self._listeners = {event: self._overriding(event) for event in EVENTS}
         self._stack = ExitStack()
-
-    @property
-    def looking(self) -> bool:
-        """Whether this step is one in which numbers may be read; before the first step, this call."""
-        return (self.step or max(self.call - 1, 0)) % self.every == 0
-
-    @property
-    def known_optimizers(self) -> tuple[Optimizer, ...]:
-        """The given optimizers; without any, those that have stepped and hold parameters of the model."""
-        return self.optimizers or tuple(self._owned)
-
-    @property
-    def layers(self) -> dict[str, _BatchNorm]:
-        """The BN layers, by path."""
-        return {path: layer for layer, path in self._paths.items()}
 
     @property
     def findings(self) -> Findings:
@@ -96,14 +68,10 @@ class Run:
                 skipped[code] = f"too short to judge: {short}"
         return Findings(self._found.values(), skipped, self.failed)
 
-    def told(self, labels: Tensor) -> None:
-        """Take the labels of the batch that the model is about to see, for the rules that need them."""
-        self.labels = labels
-
     def __repr__(self) -> str:
-        return f"<Run: {self.step} steps, {self.call} calls, {self.findings.counted()}>"
+        return f"<MonitoredRun: {self.step} steps, {self.call} calls, {self.findings.counted()}>"
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> MonitoredRun:
         if self._state != "new":
             raise BatchNormError(f"this monitor has {self._state}", where="monitor", do="make a new one for each run")
         self._state = "begun"
@@ -294,28 +262,6 @@ class Run:
                 warnings.warn(text, BatchNormWarning, stacklevel=users_frame())
 
 
-def uses(layer: _BatchNorm, training: bool | None = None) -> tuple[bool, bool]:
-    """Whether a layer normalises with the batch's statistics, and whether its running ones move.
-
-    >>> uses(nn.BatchNorm1d(2)), uses(nn.BatchNorm1d(2).eval())
-    ((True, True), (False, False))
-
-    It is asked of the mode that the layer is in, or of the one that ``training`` says.
-    """
-    if isinstance(layer, Evaluating):
-        return False, False
-    training = layer.training if training is None else training
-    tracked = layer.running_mean is not None and layer.running_var is not None
-    if isinstance(layer, _Fast):
-        auto = layer.statistics == "auto"
-        from_batch = (training or not tracked) if auto else layer.statistics == "batch"
-        moves = training and layer.track_running_stats if layer.update is None else layer.update
-    else:
-        from_batch = training or not tracked
-        moves = training and layer.track_running_stats
-    return from_batch, bool(tracked and moves and layer.momentum != 0.0)
-
-
 def _entries(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules of which the outermost call is a call of the model.
 
@@ -340,12 +286,3 @@ def _has_no_forward(module: nn.Module) -> bool:
 
 def _learns(parameter: Any) -> bool:
     return isinstance(parameter, nn.Parameter) and parameter.is_leaf and parameter.requires_grad
-
-
-def exporting() -> bool:
-    """Whether somebody exports, compiles or traces the model: then tensors may have no numbers.
-
-    >>> exporting()
-    False
-    """
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None

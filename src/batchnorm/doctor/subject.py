@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from batchnorm.calling import batch_forward, call_with, inputs_of, labels_of
 from batchnorm.dataflow import Graph
+from batchnorm.doctor.needs import NEEDS
 from batchnorm.errors import BatchNormError, BatchNormWarning, first_line
 from batchnorm.graph import trace
 from batchnorm.layers.sync import Synchronised
@@ -127,8 +128,6 @@ class Subject:
         >>> Subject(nn.ReLU()).lacks(("model",))
         ''
         """
-        from batchnorm.doctor.rule import NEEDS
-
         return " and ".join(NEEDS[need] for need in self.missing(needs))
 
     def missing(self, needs: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.doctor.run import uses
 from batchnorm.doctor.subject import Subject, spread
 from batchnorm.errors import BatchNormError, BatchNormWarning
+from batchnorm.layers.switches import uses
 from batchnorm.layers.sync import Synchronised
 from batchnorm.preserve import untouched
 from batchnorm.transforms.freeze import is_frozen

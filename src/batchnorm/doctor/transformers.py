@@ -17,10 +17,10 @@ from batchnorm.errors import BatchNormError
 from batchnorm.extras import install
 
 
-class Events:
+class TrainerEvents:
     """What the callback does, apart from the class of transformers that it is made with.
 
-    >>> Events(every=100).findings.codes
+    >>> TrainerEvents(every=100).findings.codes
     ()
 
     The Trainer does not call back when it raises: then the hooks stay until `close`, or until the callback's next
@@ -57,7 +57,7 @@ def _monitor() -> type:
         if error.name != "transformers":
             raise
         raise BatchNormError("transformers is not installed", where=__name__, do=install("transformers")) from error
-    return type("Monitor", (Events, callback), {"__doc__": __doc__, "__module__": __name__})
+    return type("Monitor", (TrainerEvents, callback), {"__doc__": __doc__, "__module__": __name__})
 
 
 def __getattr__(name: str) -> Any:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.doctor.run import Run
-from batchnorm.doctor.watcher import Pass
+from batchnorm.doctor.watcher import Pass, TrainingRun
 
 TURNS = 12  # steps in a row that are compared
 LAYERS = 8  # at most; the first of every part of the model
@@ -30,7 +29,7 @@ class Turn:
 
 
 @dataclass
-class _Layer:
+class _LayerTurns:
     number: int = 0
     now: Turn = field(default_factory=Turn)
     measuring: bool = False
@@ -46,7 +45,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._layers: dict[str, _Layer] = {}
+        self._layers: dict[str, _LayerTurns] = {}
         self._parts: set[str] = set()
         self._judged = False
 
@@ -56,7 +55,7 @@ class Turns:
         most = max((layer.several for layer in self._layers.values()), default=0)
         return f"{most} of {NEEDED} steps with several calls" if most and not self._judged else ""
 
-    def add(self, run: Run, seen: Pass) -> Iterator[tuple[str, list[Turn]]]:
+    def add(self, run: TrainingRun, seen: Pass) -> Iterator[tuple[str, list[Turn]]]:
         """Take one pass of a layer."""
         if not seen.updates or seen.recomputed or run.stepping is not None:
             return
@@ -66,7 +65,7 @@ class Turns:
             if part in self._parts or len(self._layers) >= LAYERS:
                 return
             self._parts.add(part)
-            layer = self._layers[seen.path] = _Layer(seen.turn)
+            layer = self._layers[seen.path] = _LayerTurns(seen.turn)
         if seen.turn != layer.number:
             yield from self._close(run, seen.path, layer)
             layer.number, layer.now = seen.turn, Turn()
@@ -87,12 +86,12 @@ class Turns:
         if layer is not None:
             layer.now.backward += 1
 
-    def end(self, run: Run) -> Iterator[tuple[str, list[Turn]]]:
+    def end(self, run: TrainingRun) -> Iterator[tuple[str, list[Turn]]]:
         """The run is over: the last turn is, too."""
         for path, layer in self._layers.items():
             yield from self._close(run, path, layer)
 
-    def _close(self, run: Run, path: str, layer: _Layer) -> Iterator[tuple[str, list[Turn]]]:
+    def _close(self, run: TrainingRun, path: str, layer: _LayerTurns) -> Iterator[tuple[str, list[Turn]]]:
         turn, several = layer.now, len(layer.now.calls) > 1
         layer.several = layer.several + 1 if several else 0
         if layer.measuring and several and len(turn.moments) == len(turn.calls):

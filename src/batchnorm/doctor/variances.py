@@ -26,7 +26,7 @@ BATCHES = 4
 
 
 @dataclass(frozen=True)
-class Measured:
+class InputVariances:
     """What one BN layer is given, by channel."""
 
     variance: Tensor
@@ -56,7 +56,7 @@ def is_tiny(norm: Norm) -> Tensor:
     return (var <= OF_EPS * min(norm.eps, USUAL_EPS)) & (var + norm.eps > 0)
 
 
-def measure(subject: Subject, norms: Iterable[Norm]) -> dict[str, Measured]:
+def measure(subject: Subject, norms: Iterable[Norm]) -> dict[str, InputVariances]:
     """Measure the inputs of some layers over the first batches, or the example, by the path of the layer.
 
     The layers normalise with batch statistics, as in training, so that a wrong variance does not distort what comes
@@ -99,7 +99,7 @@ def measure(subject: Subject, norms: Iterable[Norm]) -> dict[str, Measured]:
             assert running_mean is not None
             shift = (mean - running_mean.detach().double().cpu()).abs() / (var + norm.eps).sqrt()
             amplified = ((var + norm.eps) / (running.cpu() + norm.eps).clamp(min=1e-30)).sqrt()
-            found[norm.path] = Measured(var, amplified, shift, torch.cat(alive).double().mean(0))
+            found[norm.path] = InputVariances(var, amplified, shift, torch.cat(alive).double().mean(0))
     return found
 
 

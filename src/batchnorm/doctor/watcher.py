@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
 from batchnorm.functional import moments
 from batchnorm.moments import Moments
 from batchnorm.records import Finding
-
-if TYPE_CHECKING:
-    from batchnorm.doctor.run import Run
 
 
 @dataclass
@@ -54,6 +52,56 @@ class Pass:
         return self._moments
 
 
+class TrainingRun:
+    """A training run as the rules see it.
+
+    ``step`` counts optimiser steps, ``call`` the calls of the model (or, where a container is not called itself, of
+    the modules in it), ``calls_since_step`` those since the last step. ``gradients`` says whether this call is made for
+    gradients, ``labels`` are those of its batch if the loop told (`told`). ``looking`` is true in every ``every``-th
+    step: then rules may read numbers, at other times they should look at shapes and flags only. ``stepping`` is the
+    optimiser that is stepping (LBFGS calls the model in its step).
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizers: tuple[Optimizer, ...], copies: Mapping[str, nn.Module], every: int
+    ) -> None:
+        self.model, self.optimizers, self.copies, self.every = model, optimizers, copies, every
+        self.step = self.call = self.calls_since_step = 0
+        self.gradients = True
+        self.labels: Tensor | None = None
+        self.stepping: Optimizer | None = None
+        self._paths = {m: path for path, m in model.named_modules() if isinstance(m, _BatchNorm)}
+        self._owned: dict[Optimizer, list[str]] = {}
+        self._found: dict[tuple[str, str], Finding] = {}
+
+    @property
+    def looking(self) -> bool:
+        """Whether this step is one in which numbers may be read; before the first step, this call."""
+        return (self.step or max(self.call - 1, 0)) % self.every == 0
+
+    @property
+    def known_optimizers(self) -> tuple[Optimizer, ...]:
+        """The given optimizers; without any, those that have stepped and hold parameters of the model."""
+        return self.optimizers or tuple(self._owned)
+
+    @property
+    def layers(self) -> dict[str, _BatchNorm]:
+        """The BN layers, by path."""
+        return {path: layer for layer, path in self._paths.items()}
+
+    def found(self, code: str, path: str) -> bool:
+        """Whether a rule has found something in a layer of this run.
+
+        >>> TrainingRun(nn.BatchNorm1d(2), (), {}, every=50).found("BN105", "")
+        False
+        """
+        return (code, path) in self._found
+
+    def told(self, labels: Tensor) -> None:
+        """Take the labels of the batch that the model is about to see, for the rules that need them."""
+        self.labels = labels
+
+
 class Watcher:
     """What one rule does while training runs; each method may yield findings. Override what the rule needs.
 
@@ -66,57 +114,59 @@ class Watcher:
 
     modules: tuple[type[nn.Module], ...] = ()  # of which `on_module` is told
 
-    def on_begin(self, run: Run) -> Iterable[Finding]:
+    def on_begin(self, run: TrainingRun) -> Iterable[Finding]:
         """The run begins."""
         return ()
 
-    def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterable[Finding]:
+    def on_call(self, run: TrainingRun, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterable[Finding]:
         """The model is called."""
         return ()
 
-    def on_input(self, run: Run, path: str, layer: _BatchNorm, x: Tensor, mask: Tensor | None) -> Iterable[Finding]:
+    def on_input(
+        self, run: TrainingRun, path: str, layer: _BatchNorm, x: Tensor, mask: Tensor | None
+    ) -> Iterable[Finding]:
         """A BN layer is about to run, and may raise."""
         return ()
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterable[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterable[Finding]:
         """A BN layer has run."""
         return ()
 
-    def on_export(self, run: Run, path: str, layer: _BatchNorm) -> Iterable[Finding]:
+    def on_export(self, run: TrainingRun, path: str, layer: _BatchNorm) -> Iterable[Finding]:
         """A BN layer runs while the model is exported or traced: there are no numbers to look at."""
         return ()
 
     def on_module(
-        self, run: Run, path: str, module: nn.Module, arguments: tuple[Any, ...], output: Any
+        self, run: TrainingRun, path: str, module: nn.Module, arguments: tuple[Any, ...], output: Any
     ) -> Iterable[Finding]:
         """A module of one of the kinds in ``modules`` has run, while ``run.looking``; do not keep its tensors."""
         return ()
 
-    def on_return(self, run: Run, output: Any) -> Iterable[Finding]:
+    def on_return(self, run: TrainingRun, output: Any) -> Iterable[Finding]:
         """The model has returned, or raised (then the output is None)."""
         return ()
 
-    def on_copy(self, run: Run, name: str) -> Iterable[Finding]:
+    def on_copy(self, run: TrainingRun, name: str) -> Iterable[Finding]:
         """One of ``run.copies`` has been called."""
         return ()
 
-    def on_backward(self, run: Run, path: str) -> Iterable[Finding]:
+    def on_backward(self, run: TrainingRun, path: str) -> Iterable[Finding]:
         """A backward pass has left a gradient in gamma or beta of a layer."""
         return ()
 
-    def on_step(self, run: Run) -> Iterable[Finding]:
+    def on_step(self, run: TrainingRun) -> Iterable[Finding]:
         """An optimiser is about to step; ``run.step`` counts the steps before it."""
         return ()
 
-    def on_end(self, run: Run) -> Iterable[Finding]:
+    def on_end(self, run: TrainingRun) -> Iterable[Finding]:
         """The run is over."""
         return ()
 
-    def short(self, run: Run) -> str:
+    def short(self, run: TrainingRun) -> str:
         """Say how much of what the rule needs the run has had, if it saw something and could not judge it yet."""
         return ""
 
-    def lacks(self, run: Run) -> str:
+    def lacks(self, run: TrainingRun) -> str:
         """Say what the rule has to be told by the user, and was not; in the words of ``NEEDS``."""
         return ""
 

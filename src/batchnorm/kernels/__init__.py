@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from batchnorm.kernels import call
 from batchnorm.kernels.native import Kernel, load
 
 _kernel, _reason = load()
@@ -23,6 +24,4 @@ def describe() -> str:
     >>> print(describe())  # doctest: +SKIP
     native kernel (avx2), on torch's own threads
     """
-    from batchnorm.kernels import call  # which imports from here
-
     return f"{_reason}{'; ' + call.reason if _kernel is not None and call.reason else ''}"

@@ -12,9 +12,8 @@ from torch.autograd import forward_ad
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels import fallback, native
 from batchnorm.kernels.native import ACTIVATIONS, AUX_BITS, AUX_NONE, AUX_RESIDUAL
-from batchnorm.kernels.saved import end_of_rows, length_of_notes, unpacked
+from batchnorm.kernels.saved import Setting, end_of_rows, length_of_notes, unpacked
 from batchnorm.kernels.storage import check_memory
-from batchnorm.moments import Moments
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -30,24 +29,6 @@ _UINT8 = torch.empty(0, dtype=torch.uint8, device="cpu")
 # How outputs and gradients get their memory; call.py knows a better way (call_tensors.h says why).
 empty_like: Callable[[Tensor], Tensor] = torch.empty_like
 KINKED = ("relu", "relu6", "leaky_relu")  # their slope is one of two numbers: a bit tells which
-
-
-class Setting(NamedTuple):
-    """What a call is besides its tensors."""
-
-    run: Any
-    like: tuple[int, int, int]  # x as the kernel reads it: batch, channels, positions
-    layout: torch.memory_format | None  # what the results are converted to
-    training: bool
-    momentum: float
-    eps: float
-    slope: float
-    activation: str
-    groups: int = 1
-    samples: int = 0
-    mask: Tensor | None = None  # uint8, one number per sample and position
-    moments: Moments | None = None  # of the batch, if they are known
-    reduce: Callable[[Tensor], Tensor] | None = None  # adds the backward sums of other processes
 
 
 class Rest(NamedTuple):

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from batchnorm import kernels
-from batchnorm.checks import check_statistics
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels import differentiable, fallback, native
-from batchnorm.kernels.differentiable import CODES, KINKED, Setting
+from batchnorm.kernels.differentiable import CODES, KINKED
 from batchnorm.kernels.layout import LANES, by_rows, dense
 from batchnorm.kernels.native import AUX_BITS, AUX_NONE, AUX_RESIDUAL
-from batchnorm.kernels.saved import end_of_rows, length_of_notes
+from batchnorm.kernels.saved import Setting, end_of_rows, length_of_notes
+from batchnorm.masks import check_counts
 from batchnorm.moments import Moments
 
 # Compiled graphs stay on disk, and know the sizes of what the operators return: another kernel has another overload.
@@ -160,7 +160,7 @@ def _train(
     slope: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if mask is not None:
-        check_statistics(x, True, mask, groups, None, None, "batch_norm")
+        check_counts(mask, groups, "batch_norm")
     x, setting = _arranged(x, mask, groups, eps, activation, slope)
     setting = setting._replace(run=_run())
     if residual is not None and residual.stride() != x.stride():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,15 +11,30 @@ from torch import Tensor
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels.native import AUX_BITS, SAVED_ROWS
 from batchnorm.kernels.storage import check_memory
+from batchnorm.moments import Moments
 
-if TYPE_CHECKING:
-    from batchnorm.kernels.differentiable import Setting
+
+class Setting(NamedTuple):
+    """What a call is besides its tensors."""
+
+    run: Any
+    like: tuple[int, int, int]  # x as the kernel reads it: batch, channels, positions
+    layout: torch.memory_format | None  # what the results are converted to
+    training: bool
+    momentum: float
+    eps: float
+    slope: float
+    activation: str
+    groups: int = 1
+    samples: int = 0
+    mask: Tensor | None = None  # uint8, one number per sample and position
+    moments: Moments | None = None  # of the batch, if they are known
+    reduce: Callable[[Tensor], Tensor] | None = None  # adds the backward sums of other processes
 
 
 def end_of_rows(setting: Setting) -> int:
     """The kernel's notes for its way back are rows of float32 (`bn_saved` in bn.h), then bits: where those begin.
 
-    >>> from batchnorm.kernels.differentiable import Setting
     >>> end_of_rows(Setting(None, (2, 16, 9), None, True, 0.1, 1e-5, 0.0, "relu"))  # five rows of 16 channels
     320
 
@@ -31,7 +47,6 @@ def end_of_rows(setting: Setting) -> int:
 def length_of_notes(setting: Setting, aux: int) -> int:
     """How many bytes the rows and bits of a call are together.
 
-    >>> from batchnorm.kernels.differentiable import Setting
     >>> length_of_notes(Setting(None, (2, 16, 9), None, True, 0.1, 1e-5, 0.0, "relu"), AUX_BITS)  # two bytes a row
     388
     """

@@ -14,24 +14,24 @@ from batchnorm.lab import signal
 from batchnorm.lab.depth import records as depth_records
 from batchnorm.lab.depth import run as depth
 from batchnorm.lab.depth.arms import TUNING_SEEDS
-from batchnorm.lab.depth.arms import Settings as DepthSettings
-from batchnorm.lab.depth.outcome import Outcome
+from batchnorm.lab.depth.arms import DepthSettings as DepthSettings
+from batchnorm.lab.depth.outcome import DepthOutcome
 from batchnorm.lab.figure1 import records as figure1_records
 from batchnorm.lab.figure1 import run as figure1_run
-from batchnorm.lab.figure1.settings import Settings as Figure1Settings
+from batchnorm.lab.figure1.settings import Figure1Settings as Figure1Settings
 from batchnorm.lab.heat import Watch
 from batchnorm.lab.landscape import records as landscape_records
 from batchnorm.lab.landscape import run as landscape_run
-from batchnorm.lab.landscape.settings import Settings as LandscapeSettings
+from batchnorm.lab.landscape.settings import LandscapeSettings as LandscapeSettings
 from batchnorm.lab.options import Options
 from batchnorm.lab.own import race as own
 from batchnorm.lab.own import records as own_records
-from batchnorm.lab.own.subject import Subject, load
+from batchnorm.lab.own.subject import RaceSubject, load
 from batchnorm.lab.race import run as run_inception
 from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.lab.runs.records import result_of, settings_of
-from batchnorm.lab.sources import Source, that_has
+from batchnorm.lab.sources import ImageSource, that_has
 
 Given = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ def race(
     recorder: Recorder,
     *,
     watch: Watch | None = None,
-    answer: Callable[[Outcome], None] = lambda outcome: None,
+    answer: Callable[[DepthOutcome], None] = lambda outcome: None,
 ) -> dict[str, Any]:
     """Carry out ``batchnorm race``; ``answer`` is called as soon as the depth of the first sentence is known."""
     settings, parts = settings_of(DepthSettings, options), Parts(recorder)
@@ -57,7 +57,7 @@ def race_inception(options: Given, recorder: Recorder, *, watch: Watch | None = 
 
 
 def race_own(
-    options: Given, recorder: Recorder, *, subject: Subject | None = None, watch: Watch | None = None
+    options: Given, recorder: Recorder, *, subject: RaceSubject | None = None, watch: Watch | None = None
 ) -> dict[str, Any]:
     """Carry out ``batchnorm race --model``, with the network and the data that it began with."""
     settings, model = settings_of(DepthSettings, options), options["model"]
@@ -68,13 +68,13 @@ def race_own(
     return result_of(own_records.to_records(duel, recorder.threads), recorder)
 
 
-def subject_of(model: str, data: str, settings: DepthSettings) -> Subject:
+def subject_of(model: str, data: str, settings: DepthSettings) -> RaceSubject:
     """Make the user's network for all seeds of a race, and read the data."""
     return load(model, data, [*TUNING_SEEDS, *range(settings.seeds)], settings.batch_size)
 
 
 def figure1(
-    options: Given, recorder: Recorder, *, source: Source | None = None, watch: Watch | None = None
+    options: Given, recorder: Recorder, *, source: ImageSource | None = None, watch: Watch | None = None
 ) -> dict[str, Any]:
     """Carry out ``batchnorm figure1`` on the data that it began with."""
     source = source or that_has(options["data"], binary=True)
@@ -84,7 +84,7 @@ def figure1(
 
 
 def landscape(
-    options: Given, recorder: Recorder, *, source: Source | None = None, watch: Watch | None = None
+    options: Given, recorder: Recorder, *, source: ImageSource | None = None, watch: Watch | None = None
 ) -> dict[str, Any]:
     """Carry out ``batchnorm landscape`` on the data that it began with."""
     source = source or that_has(options["data"])
@@ -97,7 +97,7 @@ def watch_demo(
     options: Given, recorder: Recorder, *, watch: Callable[[int], None] = lambda done: None
 ) -> dict[str, Any]:
     """Carry out ``batchnorm watch-demo``; it takes seconds, so one that was stopped begins again."""
-    recipe = settings_of(signal.Recipe, options)
+    recipe = settings_of(signal.SignalRecipe, options)
 
     def look(done: int) -> None:
         recorder.progress(done, 2 * (recipe.steps + 1))

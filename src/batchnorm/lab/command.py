@@ -11,19 +11,32 @@ import typer
 from batchnorm import interrupts
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
-from batchnorm.lab.depth.arms import DEPTHS, SMALL, Settings, parse_depths, settings_for
-from batchnorm.lab.front import BatchSize, Force, Json, Open, Out, Rates, Threads, recorded, run_of, watched
+from batchnorm.lab.demo import signal_of
+from batchnorm.lab.depth.arms import DEPTHS, SMALL, DepthSettings, parse_depths, settings_for
+from batchnorm.lab.front import (
+    PAGE,
+    SIGNAL,
+    BatchSize,
+    Force,
+    Json,
+    Open,
+    Out,
+    Rates,
+    Threads,
+    recorded,
+    run_of,
+    watched,
+)
 from batchnorm.lab.options import INITS, Options, parse_rates
 from batchnorm.lab.runs.command import give_data
+from batchnorm.records import RecordFile
 from batchnorm.report.command import announce
 from batchnorm.terminal import note, say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from batchnorm.records import RecordFile
-
-FOLDER, PAGE, RECORDS, SIGNAL = Path("batchnorm-race"), "report.html", "race.json", "signal.jsonl"
+FOLDER, RECORDS = Path("batchnorm-race"), "race.json"
 NETWORKS = ("residual", "inception")
 OWN_STEPS = 500
 
@@ -158,16 +171,16 @@ def race(
 
 
 def race_residual(
-    settings: Settings, threads: int, console: Console, out: Path | None = None, force: bool = False
+    settings: DepthSettings, threads: int, console: Console, out: Path | None = None, force: bool = False
 ) -> RecordFile:
     """Race the residual networks, print the answer as soon as it is known and the rest at the end.
 
-    >>> race_residual(Settings(), threads=2, console=Console())  # doctest: +SKIP
+    >>> race_residual(DepthSettings(), threads=2, console=Console())  # doctest: +SKIP
     """
     from rich.text import Text
 
     from batchnorm.lab import as_runs
-    from batchnorm.lab.depth.outcome import Outcome
+    from batchnorm.lab.depth.outcome import DepthOutcome
     from batchnorm.lab.depth.present import answer, rest
     from batchnorm.lab.depth.records import from_records
     from batchnorm.lab.depth.run import examples_for, planned
@@ -177,7 +190,7 @@ def race_residual(
     unicode = console.encoding.startswith("utf")
     answered = []
 
-    def show(outcome: Outcome) -> None:
+    def show(outcome: DepthOutcome) -> None:
         answered.append(outcome)
         for line in answer(outcome, unicode=unicode):
             console.print(Text(line), soft_wrap=True)
@@ -203,7 +216,7 @@ def race_residual(
 def race_own(
     model: str,
     data: str,
-    settings: Settings,
+    settings: DepthSettings,
     threads: int,
     console: Console,
     out: Path | None = None,
@@ -211,7 +224,7 @@ def race_own(
 ) -> RecordFile:
     """Race the user's network and print what came of it.
 
-    >>> race_own("net.py:make", "train.npz", Settings(), threads=2, console=Console())  # doctest: +SKIP
+    >>> race_own("net.py:make", "train.npz", DepthSettings(), threads=2, console=Console())  # doctest: +SKIP
     """
     from batchnorm.lab import as_runs
     from batchnorm.lab.own.present import lines
@@ -277,9 +290,8 @@ def write_race(records: RecordFile, out: Path, console: Console, open: bool) -> 
     >>> write_race(records, Path("batchnorm-race"), Console(), open=False)  # doctest: +SKIP
     The page is batchnorm-race/report.html
     """
-    from batchnorm.lab.demo import signal_of
     from batchnorm.lab.own.records import COMMAND as OWN_COMMAND
-    from batchnorm.lab.signal import Recipe, write
+    from batchnorm.lab.signal import SignalRecipe, write
     from batchnorm.report.load import Run
     from batchnorm.report.page import write_page
 
@@ -289,7 +301,7 @@ def write_race(records: RecordFile, out: Path, console: Console, open: bool) -> 
         try:
             # A short race is one to try things out: its signal is as short.
             steps = (records.configuration.get("settings") or records.configuration["options"])["steps"]
-            signal = signal_of(replace(Recipe(), steps=min(Recipe().steps, steps)), console)
+            signal = signal_of(replace(SignalRecipe(), steps=min(SignalRecipe().steps, steps)), console)
             write(signal, out / SIGNAL)
             runs.append(Run("signal", signal))
         except KeyboardInterrupt:

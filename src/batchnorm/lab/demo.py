@@ -9,18 +9,17 @@ import typer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
-from batchnorm.lab.command import PAGE, SIGNAL
-from batchnorm.lab.front import Force, Open, Out, recorded, run_of
+from batchnorm.lab.front import PAGE, SIGNAL, Force, Open, Out, recorded, run_of
 from batchnorm.lab.options import INITS
 from batchnorm.progress import bars
+from batchnorm.records import Measurement, RecordFile
 from batchnorm.report.command import announce
 from batchnorm.terminal import note
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from batchnorm.lab.signal import Recipe
-    from batchnorm.records import Measurement, RecordFile
+    from batchnorm.lab.signal import SignalRecipe
 
 FOLDER = Path("batchnorm-watch")
 
@@ -63,13 +62,15 @@ def watch_demo(
         check_picture(gif, force)
     from rich.console import Console
 
-    from batchnorm.lab.signal import Recipe, write
+    from batchnorm.lab.signal import SignalRecipe, write
     from batchnorm.report.load import Run
     from batchnorm.report.moving import write_film
     from batchnorm.report.page import write_page
 
     console = Console(highlight=False)
-    recipe = Recipe(init=init, rate=rate, momentum=momentum, steps=steps, every=every, activation=activation, seed=seed)
+    recipe = SignalRecipe(
+        init=init, rate=rate, momentum=momentum, steps=steps, every=every, activation=activation, seed=seed
+    )
     records = signal_of(recipe, console, out / SIGNAL, force=force)
     for line in summary_lines(records):
         console.print(line, soft_wrap=True)
@@ -93,10 +94,10 @@ def check_picture(path: Path, force: bool = False) -> None:
     check_target("--gif", path, force)
 
 
-def signal_of(recipe: Recipe, console: Console, file: Path | None = None, *, force: bool = False) -> RecordFile:
+def signal_of(recipe: SignalRecipe, console: Console, file: Path | None = None, *, force: bool = False) -> RecordFile:
     """Record the signal on one thread, with a bar on a terminal: the matrices are too small to share.
 
-    >>> signal_of(Recipe(), Console())  # doctest: +SKIP
+    >>> signal_of(SignalRecipe(), Console())  # doctest: +SKIP
     """
     from batchnorm.lab import as_runs
 

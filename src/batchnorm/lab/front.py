@@ -13,6 +13,9 @@ import typer
 
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_folder, check_target
+from batchnorm.lab.runs.run import LabRun
+from batchnorm.lab.runs.store import CHECKPOINT, Store
+from batchnorm.records import RecordFile, checked, plain, read, values_of
 from batchnorm.report.command import announce
 from batchnorm.terminal import note
 
@@ -21,11 +24,9 @@ if TYPE_CHECKING:
 
     from batchnorm.lab.heat import Watch
     from batchnorm.lab.runs.recorder import Recorder
-    from batchnorm.lab.runs.run import Run
-    from batchnorm.records import RecordFile
     from batchnorm.report.sections import Section
 
-PAGE = "report.html"
+PAGE, SIGNAL = "report.html", "signal.jsonl"
 REPLACE = "name another folder with --out, or add --force to replace it"
 
 Images = Annotated[
@@ -73,7 +74,7 @@ def check_outputs(threads: int, json: Path | None, svg: Path | None, out: Path |
 
 
 def recorded(
-    asked: Run,
+    asked: LabRun,
     by: Callable[..., Mapping[str, Any]],
     *,
     threads: int,
@@ -84,7 +85,7 @@ def recorded(
 ) -> RecordFile:
     """Return the records of a run: those of the store if it is finished; else it is carried out, or goes on.
 
-    >>> recorded(Run("race", asdict(Settings())), race, threads=2, file=Path("race.json"))  # doctest: +SKIP
+    >>> recorded(LabRun("race", asdict(DepthSettings())), race, threads=2, file=Path("race.json"))  # doctest: +SKIP
 
     ``by`` is called with the options, a recorder and what is given in ``more``. A ``file`` that another run left is
     refused: nothing is replaced without ``force``. Unless it is to ``keep`` the run, nothing stays.
@@ -92,8 +93,6 @@ def recorded(
     from batchnorm.lab.runs.execute import execute
     from batchnorm.lab.runs.recorder import Stopped
     from batchnorm.lab.runs.records import asked_of, records_of
-    from batchnorm.lab.runs.store import CHECKPOINT, Store
-    from batchnorm.records import checked, plain, read, values_of
     from batchnorm.report.figures import figures_of
 
     if keep and file is not None and file.exists() and not force:
@@ -142,26 +141,24 @@ def check_same(out: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) ->
         raise BatchNormError(f"{out} holds a run with {words}", do=REPLACE)
 
 
-def run_of(experiment: str, settings: Any, **more: Any) -> Run:
+def run_of(experiment: str, settings: Any, **more: Any) -> LabRun:
     """Return the run of a command, named after the settings that are not the defaults.
 
     >>> from batchnorm.lab.options import Options
     >>> run_of("race --network inception", Options(seeds=5)).name
     'race --network inception seeds=5'
     """
-    from batchnorm.lab.runs.run import Run
-
     usual = {field.name: field.default for field in fields(settings)}
     own = {key: value for key, value in asdict(settings).items() if value != usual[key]}
     words = [f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in own.items()]
-    return Run(experiment, {**asdict(settings), **more}, " ".join([experiment, *words]))
+    return LabRun(experiment, {**asdict(settings), **more}, " ".join([experiment, *words]))
 
 
 def watched(console: Console, steps: int, total: int) -> AbstractContextManager[Watch]:
     """Show progress on a terminal; elsewhere on stderr, so that the answer comes first in the output.
 
     >>> with watched(Console(), steps=100, total=800) as watch:  # doctest: +SKIP
-    ...     run(Settings(steps=100), load(""), watch=watch)
+    ...     run(DepthSettings(steps=100), load(""), watch=watch)
     """
     from rich.console import Console
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from batchnorm.lab.train import batches
+from batchnorm.layers.switches import use_batch_statistics
 
 Tick = Callable[[], None]
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -90,8 +91,6 @@ def right_by_batch(network: nn.Module, x: Tensor, y: Tensor, size: int) -> float
     >>> right_by_batch(nn.Identity(), torch.eye(4), torch.tensor([0, 1, 2, 0]), size=2)
     0.75
     """
-    from batchnorm.layers.switches import use_batch_statistics
-
     network.eval()
     whole = len(y) - len(y) % size  # a short last batch would have statistics of another quality
     with use_batch_statistics(network):

@@ -17,9 +17,9 @@ from batchnorm.lab.summary import (
     SHARE,
     TRAINED,
     Fastest,
-    Row,
     Steps,
     Summary,
+    VariantRow,
     at_rate,
     rates_in,
     typical_best,
@@ -170,10 +170,10 @@ def other_rate(label: str, faster: Fastest) -> str:
     return f"The baseline reaches {label} {soonest}: those ratios are against that."
 
 
-def rate_cell(row: Row, summary: Summary) -> str:
+def rate_cell(row: VariantRow, summary: Summary) -> str:
     """Write a learning rate; the whole range for a sweep in which no rate trained.
 
-    >>> row = Row("Sigmoid", 1.0, None, None, (0.1,), (), 0, 1.0)
+    >>> row = VariantRow("Sigmoid", 1.0, None, None, (0.1,), (), 0, 1.0)
     >>> rate_cell(row, summarise(Result(Options(), (), 450, 10)))
     '0.3-3'
     """

@@ -19,8 +19,8 @@ from batchnorm.progress import QUIET, level, shows_bars
 def watching(console: Console, steps: int, total: int) -> Iterator[Watch]:
     """Give the function that shows the progress on this console; ``total`` is what `planned` returns.
 
-    >>> with watching(Console(), steps=1500, total=planned(Settings())) as watch:  # doctest: +SKIP
-    ...     run(Settings(), watch=watch)
+    >>> with watching(Console(), steps=1500, total=planned(DepthSettings())) as watch:  # doctest: +SKIP
+    ...     run(DepthSettings(), watch=watch)
     """
     if level() == QUIET:
         yield lambda job, progress: None

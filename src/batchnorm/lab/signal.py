@@ -46,10 +46,10 @@ EARLY = 100  # every step before this one is recorded
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SignalRecipe:
     """How the two networks are trained.
 
-    >>> Recipe(rate=0)
+    >>> SignalRecipe(rate=0)
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: --rate is 0; give a number above 0
     """
@@ -79,12 +79,12 @@ class Recipe:
                 raise BatchNormError(f"--{name} is {getattr(self, name)}", do="give a whole number from 1 up")
 
 
-def stack(recipe: Recipe, normalised: bool, inputs: int = 64, classes: int = digits.CLASSES) -> nn.Sequential:
+def stack(recipe: SignalRecipe, normalised: bool, inputs: int = 64, classes: int = digits.CLASSES) -> nn.Sequential:
     """Build one of the two networks; both draw the same weights.
 
-    >>> [name for name, _ in stack(Recipe(), normalised=True).named_children()][:4]
+    >>> [name for name, _ in stack(SignalRecipe(), normalised=True).named_children()][:4]
     ['linear 1', 'normalise 1', 'stretch 1', 'tanh 1']
-    >>> torch.equal(stack(Recipe(), True)[4].weight, stack(Recipe(), False)[2].weight)
+    >>> torch.equal(stack(SignalRecipe(), True)[4].weight, stack(SignalRecipe(), False)[2].weight)
     True
 
     BN comes in its two parts, so that what is between them can be seen: one layer normalises by the batch and has no
@@ -107,9 +107,9 @@ def stack(recipe: Recipe, normalised: bool, inputs: int = 64, classes: int = dig
 def names(network: nn.Sequential) -> dict[str, str]:
     """Return the modules whose inputs are recorded, by the names of their signals.
 
-    >>> list(names(stack(Recipe(), normalised=False)).items())[:2]
+    >>> list(names(stack(SignalRecipe(), normalised=False)).items())[:2]
     [('layer 1 weights', 'linear 1'), ('layer 1', 'tanh 1')]
-    >>> list(names(stack(Recipe(), normalised=True)))[:4]
+    >>> list(names(stack(SignalRecipe(), normalised=True)))[:4]
     ['layer 1 weights', 'layer 1 before BN', 'layer 1 normalised', 'layer 1']
     """
     words = {
@@ -137,10 +137,10 @@ def linear(stream: torch.Generator, inputs: int, outputs: int, scheme: str, bias
     return layer
 
 
-def record(recipe: Recipe, look: Callable[[int], None] = lambda done: None) -> RecordFile:
+def record(recipe: SignalRecipe, look: Callable[[int], None] = lambda done: None) -> RecordFile:
     """Train both networks and return the records; ``look`` is called with the number of steps done by both.
 
-    >>> seen = record(Recipe(steps=2, every=1))
+    >>> seen = record(SignalRecipe(steps=2, every=1))
     >>> sorted({m.setting["stack"] for m in seen.measurements})
     ['with BN', 'without BN']
     """
@@ -149,12 +149,12 @@ def record(recipe: Recipe, look: Callable[[int], None] = lambda done: None) -> R
         train(recipe, name, data, memory, look, already=index * (recipe.steps + 1))
     ends = ENDS[recipe.activation](None)
     configuration = {**asdict(recipe), "layers": LAYERS, "data": "digits", "optimizer": "SGD", "flat_ends": ends}
-    summary = {"remark": REMARK} if recipe == Recipe(seed=recipe.seed) else {}
+    summary = {"remark": REMARK} if recipe == SignalRecipe(seed=recipe.seed) else {}
     return replace(memory.records(), configuration=configuration, summary=summary)
 
 
 def train(
-    recipe: Recipe,
+    recipe: SignalRecipe,
     name: str,
     data: digits.Split,
     memory: Memory,
@@ -164,7 +164,7 @@ def train(
     """Train one of the two networks, watched.
 
     >>> memory = Memory()
-    >>> train(Recipe(steps=1), WITH, digits.load(), memory)
+    >>> train(SignalRecipe(steps=1), WITH, digits.load(), memory)
     >>> memory.records().measurements[-1].quantity
     'validation accuracy'
     """
@@ -197,10 +197,10 @@ def train(
                 look(already + step + 1)
 
 
-def schedule(recipe: Recipe) -> list[tuple[range, int]]:
+def schedule(recipe: SignalRecipe) -> list[tuple[range, int]]:
     """Return the parts of a run and how often each is recorded; one pass more than there are steps shows the result.
 
-    >>> schedule(Recipe(steps=400, every=5)), schedule(Recipe(steps=9))
+    >>> schedule(SignalRecipe(steps=400, every=5)), schedule(SignalRecipe(steps=9))
     ([(range(0, 100), 1), (range(100, 401), 5)], [(range(0, 10), 1)])
     """
     early, end = min(EARLY, recipe.steps + 1), recipe.steps + 1
@@ -211,7 +211,7 @@ def schedule(recipe: Recipe) -> list[tuple[range, int]]:
 def validate(network: nn.Module, data: digits.Split) -> float:
     """Give the share of validation images that are read right, with the running statistics.
 
-    >>> 0 <= validate(stack(Recipe(), True), digits.load()) <= 1
+    >>> 0 <= validate(stack(SignalRecipe(), True), digits.load()) <= 1
     True
     """
     network.eval()
@@ -224,7 +224,7 @@ def validate(network: nn.Module, data: digits.Split) -> float:
 def write(records: RecordFile, path: Path) -> Path:
     """Write records as a file of lines, as ``watch`` does, in one step.
 
-    >>> write(record(Recipe()), Path("signal.jsonl"))  # doctest: +SKIP
+    >>> write(record(SignalRecipe()), Path("signal.jsonl"))  # doctest: +SKIP
     PosixPath('signal.jsonl')
     """
     return write_atomically(path, header_line(records) + "".join(map(line, records.measurements)))

@@ -11,7 +11,7 @@ from batchnorm.lab.data.examples import Examples, examples, hold_out
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageSource:
     """Images as rows of numbers, with what they are.
 
     ``report`` is trained on all training images and validated on test images. Where a folder is given, ``tuning`` holds
@@ -38,7 +38,7 @@ class Source:
         return "of the digits" if self.bundled else f"of {self.name}'s test images"
 
 
-def load(folder: str, *, binary: bool = False) -> Source:
+def load(folder: str, *, binary: bool = False) -> ImageSource:
     """Read the images of a folder (MNIST, Fashion-MNIST, ...); without one, the bundled digits.
 
     >>> source = load("", binary=True)
@@ -49,10 +49,10 @@ def load(folder: str, *, binary: bool = False) -> Source:
     """
     data = sets.load("idx", folder) if folder else sets.load(sets.BUNDLED)
     report = examples(data, binary=binary, flat=True)
-    return Source(data.title, data.checksum, report if not folder else hold_out(report), report)
+    return ImageSource(data.title, data.checksum, report if not folder else hold_out(report), report)
 
 
-def that_has(checksum: str, *, binary: bool = False) -> Source:
+def that_has(checksum: str, *, binary: bool = False) -> ImageSource:
     """Read the images with this checksum: the bundled digits, or those of ``$BATCHNORM_DATA``.
 
     >>> that_has(load("").checksum).name

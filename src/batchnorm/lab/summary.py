@@ -66,7 +66,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Row:
+class VariantRow:
     """One variant of the table; the steps are None when there is no target to reach."""
 
     variant: str
@@ -92,7 +92,7 @@ class Summary:
     """The race in figures; ``target`` is None while no baseline trained."""
 
     result: Result
-    rows: tuple[Row, ...]
+    rows: tuple[VariantRow, ...]
     target: float | None
     fastest_to_best: Fastest | None
     fastest_to_share: Fastest | None
@@ -192,13 +192,13 @@ def summarise(result: Result) -> Summary:
     return Summary(result, rows, best, to_best, to_share)
 
 
-def row_of(lane: Lane, to_best: Steps | None = None, to_share: Steps | None = None) -> Row:
+def row_of(lane: Lane, to_best: Steps | None = None, to_share: Steps | None = None) -> VariantRow:
     """Make a lane's row.
 
     >>> row_of(Lane("Inception", (), 0.1, 2.0)).learning_rate
     0.1
     """
-    return Row(
+    return VariantRow(
         lane.variant,
         lane.learning_rate,
         to_best,

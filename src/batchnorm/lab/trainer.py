@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Curve, Member, best_accuracy
-from batchnorm.lab.data.examples import Examples as Examples
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.ensemble import Single, Stack
 from batchnorm.lab.train import Progress, batches, check_batch
 

@@ -26,10 +26,10 @@ _HELD = 0
 _OPEN: WeakKeyDictionary[nn.Module, accumulate] = WeakKeyDictionary()
 
 
-class Seen:
+class AccumulatedMoments:
     """The moments of all that was shown, merged exactly in float64.
 
-    >>> seen = Seen()
+    >>> seen = AccumulatedMoments()
     >>> seen.add(torch.tensor([[0.0], [2.0]])), seen.add(torch.tensor([[10.0], [12.0]]))
     (True, True)
     >>> seen.count, seen.moments.mean.item(), seen.moments.var.item()
@@ -45,7 +45,7 @@ class Seen:
     def add(self, x: Tensor, mask: Tensor | None = None) -> bool:
         """Merge a batch with what was there, unless its moments are not finite; say whether they were.
 
-        >>> Seen().add(torch.tensor([[1.0], [float("nan")]]))
+        >>> AccumulatedMoments().add(torch.tensor([[1.0], [float("nan")]]))
         False
         """
         part = moments(x.detach(), mask=mask)
@@ -110,7 +110,7 @@ class accumulate:
     def __init__(self, model: nn.Module) -> None:
         check_model(model, "accumulate")
         self.model = model
-        self._seen: dict[_BatchNorm, Seen] = {}
+        self._seen: dict[_BatchNorm, AccumulatedMoments] = {}
         self._switches: list[tuple[_BatchNorm, str, Any]] = []
         self._handles: list[RemovableHandle] = []
         self._releases: list[Callable[[], None]] = []
@@ -162,7 +162,7 @@ class accumulate:
         # Ranks that share their statistics exchange them here, also for a layer that saw nothing on this one.
         for layer, _, old in self._switches:
             if isinstance(layer, _Fast) and layer.training and old is not False and layer.running_mean is not None:
-                seen.setdefault(layer, Seen())
+                seen.setdefault(layer, AccumulatedMoments())
         layers = [layer for layer, _, _ in self._switches]
         self.discard()
         if kind is None:
@@ -205,13 +205,13 @@ class accumulate:
             x, mask = shown(layer, arguments, keywords)
             if isinstance(layer, _Fast) and layer.one_value == "running" and layer._has_one_value(x, mask):
                 return
-            if not self._seen.setdefault(layer, Seen()).add(x, mask):
+            if not self._seen.setdefault(layer, AccumulatedMoments()).add(x, mask):
                 report_nonfinite(False, getattr(layer, "nonfinite", "reject"), type(layer).__name__)
 
         return watch
 
 
-def _commit(seen: dict[_BatchNorm, Seen]) -> None:
+def _commit(seen: dict[_BatchNorm, AccumulatedMoments]) -> None:
     """Let the moments of each layer enter its running statistics, once."""
     for layer, all_of_it in seen.items():
         mean, var, tracked = layer.running_mean, layer.running_var, layer.num_batches_tracked
@@ -228,10 +228,10 @@ def _commit(seen: dict[_BatchNorm, Seen]) -> None:
             tracked.add_(moved)
 
 
-def of_everybody(layer: _BatchNorm, seen: Seen) -> tuple[Moments, float]:
+def of_everybody(layer: _BatchNorm, seen: AccumulatedMoments) -> tuple[Moments, float]:
     """Return the moments and the number of examples, those of all processes if the layer shares its statistics.
 
-    >>> seen = Seen()
+    >>> seen = AccumulatedMoments()
     >>> of_everybody(nn.BatchNorm1d(1), seen)[1], seen.add(torch.tensor([[0.0], [2.0]]))
     (0.0, True)
     >>> of_everybody(nn.BatchNorm1d(1), seen)[1]

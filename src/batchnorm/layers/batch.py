@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.modules.batchnorm import _BatchNorm
+from typing_extensions import Unpack
 
 from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError, give_tensor
@@ -16,6 +17,7 @@ from batchnorm.functional import normalize
 from batchnorm.kernels import call
 from batchnorm.layers import torch_fusion
 from batchnorm.layers.checked import Checked
+from batchnorm.layers.options import Activation, BiasOption, NonFinite, OneValue, Statistics
 from batchnorm.masks import as_mask
 from batchnorm.moments import Moments
 
@@ -42,12 +44,12 @@ class _Fast(Checked, _BatchNorm):
     older version, or a torch layer whose ``__class__`` was exchanged, has them too.
     """
 
-    activation: str | None = None
+    activation: Activation | None = None
     negative_slope: float = 0.01
-    statistics: str = "auto"
+    statistics: Statistics = "auto"
     update: bool | None = None
-    nonfinite: str = "reject"
-    one_value: str = "raise"
+    nonfinite: NonFinite = "reject"
+    one_value: OneValue = "raise"
     dimensions: tuple[int, ...] = ()  # of an input; empty: any from two up
     per_step: bool = False  # whether there are statistics for every time step, which only a recurrent layer can use
     additions: tuple[str, ...] = ("activation", "negative_slope", "statistics", "update", "nonfinite", "one_value")
@@ -69,13 +71,13 @@ class _Fast(Checked, _BatchNorm):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        activation: str | None = None,
+        activation: Activation | None = None,
         negative_slope: float = 0.01,
-        statistics: str = "auto",
+        statistics: Statistics = "auto",
         update: bool | None = None,
-        nonfinite: str = "reject",
-        one_value: str = "raise",
-        **of_torch: Any,
+        nonfinite: NonFinite = "reject",
+        one_value: OneValue = "raise",
+        **of_torch: Unpack[BiasOption],
     ) -> None:
         try:
             operator.index(num_features)
@@ -178,6 +180,10 @@ class _Fast(Checked, _BatchNorm):
             if finite is not True and not torch.compiler.is_compiling():
                 self._refused(finite)
         return y
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor: ...
 
     def _refused(self, finite: Tensor | bool = False) -> None:
         """Say that the running statistics do not have this batch, if so it is."""
@@ -353,7 +359,13 @@ class BatchNorm3d(_Fast, nn.BatchNorm3d):
     dimensions = (5,)
 
 
-call.LAYERS.update({layer: layer.dimensions for layer in (BatchNorm1d, BatchNorm2d, BatchNorm3d)})
+# Ours for each of torch's.
+OURS: dict[type[nn.Module], type[_Fast]] = {
+    nn.BatchNorm1d: BatchNorm1d,
+    nn.BatchNorm2d: BatchNorm2d,
+    nn.BatchNorm3d: BatchNorm3d,
+}
+call.LAYERS.update({layer: layer.dimensions for layer in OURS.values()})
 
 
 torch_fusion.guard()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.modules.instancenorm import _InstanceNorm
+from typing_extensions import Unpack
 
 from batchnorm.checks import check_dtypes, check_tensors
 from batchnorm.errors import BatchNormError
@@ -15,6 +16,7 @@ from batchnorm.kernels.fallback import activate
 from batchnorm.kernels.storage import check_memory
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.checked import Checked
+from batchnorm.layers.options import Activation, FinishOptions
 
 
 class Finish(Checked):
@@ -25,12 +27,12 @@ class Finish(Checked):
     they are in `BatchNorm2d`, so that a torch layer whose ``__class__`` was exchanged has them too.
     """
 
-    activation: str | None = None
+    activation: Activation | None = None
     negative_slope: float = 0.01
     keeps_dtype: bool = False
 
     def __init__(
-        self, *of_norm: Any, activation: str | None = None, negative_slope: float = 0.01, **by_name: Any
+        self, *of_norm: Any, activation: Activation | None = None, negative_slope: float = 0.01, **by_name: Any
     ) -> None:
         super().__init__(*of_norm, **by_name)
         self.activation, self.negative_slope = activation, negative_slope
@@ -59,6 +61,10 @@ class Finish(Checked):
             z = z + residual
         y = self._activate(z)
         return y.to(input.dtype) if self.keeps_dtype else y
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, residual: Tensor | None = None) -> Tensor: ...  # noqa: D102
 
     def _check_tensors(self, input: Tensor, residual: Tensor | None) -> None:
         where = type(self).__name__
@@ -107,7 +113,7 @@ class PerChannel(Finish):
         bias: bool = True,
         device: Any = None,
         dtype: torch.dtype | None = None,
-        **finish: Any,
+        **finish: Unpack[FinishOptions],
     ) -> None:
         super().__init__(**finish)
         if num_features < 1:
@@ -232,7 +238,7 @@ class RMSNorm(PerChannel):
         dtype: torch.dtype | None = None,
         *,
         bias: bool = False,
-        **finish: Any,
+        **finish: Unpack[FinishOptions],
     ) -> None:
         super().__init__(num_features, affine, bias, device, dtype, **finish)
         self.eps = eps
@@ -343,7 +349,7 @@ class Activated(Finish):
     tensor(0., grad_fn=<MinBackward1>)
     """
 
-    def __init__(self, norm: nn.Module, **finish: Any) -> None:
+    def __init__(self, norm: nn.Module, **finish: Unpack[FinishOptions]) -> None:
         super().__init__(**finish)
         self.norm = norm
 

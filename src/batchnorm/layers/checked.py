@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from torch import nn
 
 from batchnorm.checks import NONFINITE
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels.native import ACTIVATIONS
+from batchnorm.layers.options import OneValue, Statistics
 
-STATISTICS, ONE_VALUE = ("auto", "batch", "running"), ("raise", "running")
+STATISTICS, ONE_VALUE = get_args(Statistics), get_args(OneValue)
 
 
 def one_of(*choices: object) -> Callable[[Any], str]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from typing_extensions import Unpack
 
 from batchnorm.checks import check_model, check_names
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.options import DomainOptions
 from batchnorm.layers.switches import Switches
 
-AFFINE = ("shared", "separate", "none")
+Affine = Literal["shared", "separate", "none"]
+AFFINE = get_args(Affine)
 Domains = str | Sequence["str | int"] | Tensor
 
 
@@ -59,8 +62,8 @@ class DomainBatchNorm(Switches):
         domains: Sequence[str] = ("source", "target"),
         eps: float = 1e-5,
         momentum: float | None = 0.1,
-        affine: str = "shared",
-        **arguments: Any,
+        affine: Affine = "shared",
+        **arguments: Unpack[DomainOptions],
     ) -> None:
         super().__init__()
         if affine not in AFFINE:
@@ -174,10 +177,10 @@ add_domain
                     do=f"set layer.domain, or use_domain(model, ...), to one of {self._listed()}",
                 )
         if isinstance(domain, str):
-            return cast(Tensor, self._of(domain)(input, residual, mask))
+            return self._of(domain)(input, residual, mask)
         groups = self._groups(input, domain)
         if len(groups) < 2:  # none in an empty batch, which is treated as one of the first domain
-            return cast(Tensor, self._of(next(iter(groups), self._names[0]))(input, residual, mask))
+            return self._of(next(iter(groups), self._names[0]))(input, residual, mask)
         for name, rows in groups.items():
             self._check_group(name, len(rows), input)
         parts, order = [], []
@@ -186,13 +189,23 @@ add_domain
                 pick: Any = slice(rows[0], rows[-1] + 1)
             else:
                 pick = torch.tensor(rows, device=input.device)
-            given = (None if tensor is None else tensor[pick] for tensor in (input, residual, mask))
-            parts.append(self._of(name)(*given))
+            more = (None if tensor is None else tensor[pick] for tensor in (residual, mask))
+            parts.append(self._of(name)(input[pick], *more))
             order += rows
         y = torch.cat(parts)
         if order != sorted(order):
             y = y[torch.tensor(order, device=y.device).argsort()]
         return y
+
+    if TYPE_CHECKING:
+
+        def __call__(  # noqa: D102
+            self,
+            input: Tensor,
+            residual: Tensor | None = None,
+            domain: Domains | None = None,
+            mask: Tensor | None = None,
+        ) -> Tensor: ...
 
     def _groups(self, input: Tensor, domain: Any) -> dict[str, list[int]]:
         """Which rows belong to each domain, in the domains' own order."""

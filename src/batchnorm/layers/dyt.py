@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from batchnorm.layers.channel_norms import PerChannel, wide
+from batchnorm.layers.options import Activation
 
 
 class DyT(PerChannel):
@@ -37,7 +38,7 @@ class DyT(PerChannel):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        activation: str | None = None,
+        activation: Activation | None = None,
         negative_slope: float = 0.01,
     ) -> None:
         super().__init__(

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
+from typing_extensions import Unpack
 
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.layers import channel_norms
-from batchnorm.layers.group_counts import safe_groups as safe_groups
+from batchnorm.layers.group_counts import safe_groups
+from batchnorm.layers.options import MakeOptions
 from batchnorm.reference import FAMILY, Scheme
 
 _POSITIONS = {0: "(N, C)", 1: "(N, C, L)", 2: "(N, C, H, W)", 3: "(N, C, D, H, W)"}
@@ -55,6 +56,24 @@ class Brick:
         return find_spec(self.home.partition(":")[0]) is not None
 
 
+@overload
+def make_norm(
+    norm: str,
+    channels: int,
+    dims: int | None = 2,
+    *,
+    of: nn.Module | None = None,
+    **options: Unpack[MakeOptions],
+) -> nn.Module: ...
+@overload
+def make_norm(
+    norm: Callable[..., nn.Module],
+    channels: int,
+    dims: int | None = 2,
+    *,
+    of: nn.Module | None = None,
+    **options: Any,
+) -> nn.Module: ...
 def make_norm(
     norm: str | Callable[..., nn.Module],
     channels: int,
@@ -266,11 +285,11 @@ def find_brick(name: str, where: str = "make_norm") -> Brick:
     plain = name.lower().replace("_", "-") if isinstance(name, str) else ""
     if plain in BRICKS:
         return BRICKS[plain]
-    near = difflib.get_close_matches(plain, BRICKS, n=1)
+    near = did_you_mean(plain, BRICKS, "")
     raise BatchNormError(
         f"there is no norm {name!r}",
         where=where,
-        do=(f"did you mean {near[0]!r}? Choose" if near else "choose") + f" one of {', '.join(BRICKS)}",
+        do=(f"{near} Choose" if near else "choose") + f" one of {', '.join(BRICKS)}",
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
 from batchnorm.layers.channel_norms import PerChannel, along, mean_square, wide
+from batchnorm.layers.options import Activation
 
 
 class FilterResponseNorm(PerChannel):
@@ -45,7 +46,7 @@ class FilterResponseNorm(PerChannel):
         dtype: torch.dtype | None = None,
         *,
         threshold: bool | None = None,
-        activation: str | None = None,
+        activation: Activation | None = None,
         negative_slope: float = 0.01,
     ) -> None:
         super().__init__(

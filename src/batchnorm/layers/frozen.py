@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels.fallback import activate
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.options import Activation, BiasOption
 
 
 class FrozenBatchNorm(_Fast):
@@ -43,9 +45,9 @@ class FrozenBatchNorm(_Fast):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        activation: str | None = None,
+        activation: Activation | None = None,
         negative_slope: float = 0.01,
-        **of_torch: Any,
+        **of_torch: Unpack[BiasOption],
     ) -> None:
         super().__init__(
             num_features,

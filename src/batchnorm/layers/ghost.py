@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from batchnorm.layers.batch import Tensors, _Fast
 from batchnorm.layers.checked import SWITCHES, one_of, whole
+from batchnorm.layers.options import BatchNormOptions
 
 
 class GhostBatchNorm(_Fast):
@@ -32,7 +34,7 @@ class GhostBatchNorm(_Fast):
     switches: ClassVar = {**SWITCHES, "virtual_batch_size": whole}
     additions = (*_Fast.additions, "virtual_batch_size")
 
-    def __init__(self, num_features: int, virtual_batch_size: int = 32, **options: Any) -> None:
+    def __init__(self, num_features: int, virtual_batch_size: int = 32, **options: Unpack[BatchNormOptions]) -> None:
         super().__init__(num_features, **options)
         self.virtual_batch_size = virtual_batch_size
 
@@ -62,7 +64,9 @@ class SplitBatchNorm(_Fast):
     switches: ClassVar = {**SWITCHES, "splits": whole, "shuffle": one_of(True, False)}
     additions = (*_Fast.additions, "splits", "shuffle")
 
-    def __init__(self, num_features: int, splits: int = 2, shuffle: bool = False, **options: Any) -> None:
+    def __init__(
+        self, num_features: int, splits: int = 2, shuffle: bool = False, **options: Unpack[BatchNormOptions]
+    ) -> None:
         super().__init__(num_features, **options)
         self.splits = splits
         self.shuffle = shuffle

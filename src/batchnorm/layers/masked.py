@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -50,6 +50,10 @@ class MaskedBatchNorm(_Fast):
                 "model inside use_mask(model, mask); for batches without padding use BatchNorm1d/2d/3d",
             )
         return super().forward(input, residual, mask)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, mask: Tensor | None = None, residual: Tensor | None = None) -> Tensor: ...  # type: ignore[override]  # noqa: D102
 
 
 @contextmanager

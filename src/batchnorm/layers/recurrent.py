@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import warnings
 from numbers import Real
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Proxy
 from torch.nn.utils.rnn import PackedSequence
+from typing_extensions import Unpack
 
 from batchnorm.errors import BatchNormError, BatchNormWarning
+from batchnorm.layers.options import StepOptions
 from batchnorm.layers.recurrent_cells import GRUStep, LSTMStep, Recurrent, States
 
 
-class Stack(Recurrent):
+class RecurrentStack(Recurrent):
     """A stack of recurrent layers with the arguments of ``torch.nn.LSTM`` and ``torch.nn.GRU``."""
 
     num_layers: int
@@ -43,7 +45,7 @@ class Stack(Recurrent):
         *,
         gamma: float = 0.1,
         max_length: int = 100,
-        **normalizer: Any,
+        **normalizer: Unpack[StepOptions],
     ) -> None:
         super().__init__(input_size, hidden_size, bias)
         where = type(self).__name__
@@ -182,7 +184,7 @@ def _node(module: Recurrent, input: Any, hx: Any) -> Any:
     return tracer.create_proxy("call_module", tracer.path_of_module(module), (input, hx), {})
 
 
-class BatchNormLSTM(LSTMStep, Stack):
+class BatchNormLSTM(LSTMStep, RecurrentStack):
     """An LSTM with batch normalisation at every time step, used as ``torch.nn.LSTM`` is.
 
     >>> lstm = BatchNormLSTM(3, 5, max_length=40)
@@ -234,8 +236,14 @@ class BatchNormLSTM(LSTMStep, Stack):
         output, (h, c) = self._all_steps(input, hx)
         return output, (h, c)
 
+    if TYPE_CHECKING:
 
-class BatchNormGRU(GRUStep, Stack):
+        def __call__(  # noqa: D102
+            self, input: Any, hx: tuple[Tensor, Tensor] | None = None
+        ) -> tuple[Any, tuple[Tensor, Tensor]]: ...
+
+
+class BatchNormGRU(GRUStep, RecurrentStack):
     """A GRU with batch normalisation at every time step, used as ``torch.nn.GRU`` is.
 
     >>> gru = BatchNormGRU(3, 5, num_layers=2)
@@ -268,3 +276,7 @@ class BatchNormGRU(GRUStep, Stack):
             return cast("tuple[Any, Tensor]", _node(self, input, hx))
         output, (h,) = self._all_steps(input, hx)
         return output, h
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Any, hx: Tensor | None = None) -> tuple[Any, Tensor]: ...  # noqa: D102

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.kernels.storage import check_memory
-from batchnorm.layers.recurrent_norm import StepBatchNorm, Walk
+from batchnorm.layers.options import StepOptions
+from batchnorm.layers.recurrent_norm import StepBatchNorm, StepWalk
 from batchnorm.layers.switches import Switches
 
 States = tuple[Tensor, ...]
@@ -79,7 +81,7 @@ class Recurrent(Switches):
             for tensor in (data, *states):
                 check_memory(tensor, "the input", type(self).__name__)
         norms = {
-            name: Walk(getattr(self, f"norm_{name}{suffix}"), len(sizes), first)
+            name: StepWalk(getattr(self, f"norm_{name}{suffix}"), len(sizes), first)
             for name in ("ih", "hh", "c")
             if hasattr(self, f"norm_{name}{suffix}")
         }
@@ -105,7 +107,7 @@ class Recurrent(Switches):
         return None
 
     def _step(
-        self, x: Tensor, states: States, product: Tensor, beta: Tensor | None, norms: dict[str, Walk], step: int
+        self, x: Tensor, states: States, product: Tensor, beta: Tensor | None, norms: dict[str, StepWalk], step: int
     ) -> States:
         raise NotImplementedError
 
@@ -185,7 +187,7 @@ class LSTMStep(Recurrent):
         self.add_module(f"norm_c{suffix}", StepBatchNorm(self.hidden_size, beta=True, **normalizer, **like))
 
     def _step(
-        self, x: Tensor, states: States, product: Tensor, beta: Tensor | None, norms: dict[str, Walk], step: int
+        self, x: Tensor, states: States, product: Tensor, beta: Tensor | None, norms: dict[str, StepWalk], step: int
     ) -> States:
         # x holds the normalised input and the bias; the kernel adds it while it normalises the other product.
         i, f, g, o = norms["hh"](product, step, residual=x).chunk(4, 1)
@@ -210,7 +212,7 @@ class GRUStep(Recurrent):
         return None if bias is None else F.pad(bias, (2 * self.hidden_size, 0))
 
     def _step(
-        self, x: Tensor, states: States, product: Tensor, beta: Tensor | None, norms: dict[str, Walk], step: int
+        self, x: Tensor, states: States, product: Tensor, beta: Tensor | None, norms: dict[str, StepWalk], step: int
     ) -> States:
         parts = [2 * self.hidden_size, self.hidden_size]
         x_rz, x_n = torch.split(x, parts, 1)
@@ -238,7 +240,7 @@ class Cell(Recurrent):
         *,
         gamma: float = 0.1,
         max_length: int = 100,
-        **normalizer: Any,
+        **normalizer: Unpack[StepOptions],
     ) -> None:
         super().__init__(input_size, hidden_size, bias)
         self._add("", input_size, device, dtype, {"gamma": gamma, "max_length": max_length, **normalizer})
@@ -309,6 +311,12 @@ class BatchNormLSTMCell(LSTMStep, Cell):
         h, c = self._once(input, hx, step)
         return h, c
 
+    if TYPE_CHECKING:
+
+        def __call__(  # noqa: D102
+            self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None, *, step: int | None = None
+        ) -> tuple[Tensor, Tensor]: ...
+
 
 class BatchNormGRUCell(GRUStep, Cell):
     """One step of `BatchNormGRU`, used as ``torch.nn.GRUCell`` is, with ``step`` to say which.
@@ -328,3 +336,7 @@ class BatchNormGRUCell(GRUStep, Cell):
         torch.Size([5])
         """
         return self._once(input, hx, step)[0]
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, hx: Tensor | None = None, *, step: int | None = None) -> Tensor: ...  # noqa: D102

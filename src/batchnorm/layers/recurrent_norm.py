@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import normalize
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.options import NonFinite, Statistics
 
 
 class StepBatchNorm(_Fast):
@@ -46,9 +47,9 @@ class StepBatchNorm(_Fast):
         device: Any = None,
         dtype: torch.dtype | None = None,
         *,
-        statistics: str = "auto",
+        statistics: Statistics = "auto",
         update: bool | None = None,
-        nonfinite: str = "reject",
+        nonfinite: NonFinite = "reject",
     ) -> None:
         if not isinstance(max_length, int) or isinstance(max_length, bool) or max_length < 1:
             raise BatchNormError(
@@ -92,10 +93,14 @@ class StepBatchNorm(_Fast):
         True
         """
         self._check_input_dim(input)
-        walk = Walk(self, 1, step)
+        walk = StepWalk(self, 1, step)
         y = walk(input, step, residual=residual)
         walk.end()
         return y
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Tensor, residual: Tensor | None = None, *, step: int = 0) -> Tensor: ...  # type: ignore[override]  # noqa: D102
 
     def rows_of(self, first: int, length: int) -> Tensor:
         """Return, for each step, the row of the running statistics that speaks for it.
@@ -114,11 +119,11 @@ class StepBatchNorm(_Fast):
         return rows[torch.arange(first, first + length, device=seen.device).clamp(max=self.max_length - 1)]
 
 
-class Walk:
+class StepWalk:
     """One walk of a `StepBatchNorm` through the steps of a batch: what is the same at all of them is found out once.
 
     >>> norm = StepBatchNorm(2)
-    >>> walk = Walk(norm, length=2)
+    >>> walk = StepWalk(norm, length=2)
     >>> first = walk(torch.randn(4, 2), 0)
     >>> second = walk(torch.randn(3, 2), 1)
     >>> walk.end()
@@ -177,7 +182,7 @@ class Walk:
     def products(self, data: Tensor, matrix: Tensor, sizes: list[int], bias: Tensor | None) -> list[Tensor]:
         """Multiply and normalise all steps at once: ``data`` has ``sizes[0]`` rows of the first, then ``sizes[1]``.
 
-        >>> walk = Walk(StepBatchNorm(2), length=3)
+        >>> walk = StepWalk(StepBatchNorm(2), length=3)
         >>> [tuple(y.shape) for y in walk.products(torch.randn(9, 5), torch.randn(2, 5), [4, 3, 2], None)]
         [(4, 2), (3, 2), (2, 2)]
 

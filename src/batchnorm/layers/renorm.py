@@ -8,12 +8,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from batchnorm.checks import check_dimensions, check_tensors
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments, normalize
 from batchnorm.layers.batch import Tensors, _Fast
 from batchnorm.layers.checked import SWITCHES, function_or, number
+from batchnorm.layers.options import RenormOptions
 from batchnorm.masks import as_mask
 
 
@@ -78,7 +80,7 @@ class BatchRenorm(_Fast):
         dmax: Schedule = dmax,
         *,
         momentum: float | None = 0.01,
-        **options: Any,
+        **options: Unpack[RenormOptions],
     ) -> None:
         super().__init__(num_features, momentum=momentum, **options)
         where = type(self).__name__

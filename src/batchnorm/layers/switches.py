@@ -116,6 +116,28 @@ def turned(
                     setattr(layer, name, value)
 
 
+def uses(layer: _BatchNorm, training: bool | None = None) -> tuple[bool, bool]:
+    """Whether a layer normalises with the batch's statistics, and whether its running ones move.
+
+    >>> uses(nn.BatchNorm1d(2)), uses(nn.BatchNorm1d(2).eval())
+    ((True, True), (False, False))
+
+    It is asked of the mode that the layer is in, or of the one that ``training`` says.
+    """
+    if isinstance(layer, Evaluating):
+        return False, False
+    training = layer.training if training is None else training
+    tracked = layer.running_mean is not None and layer.running_var is not None
+    if isinstance(layer, _Fast):
+        auto = layer.statistics == "auto"
+        from_batch = (training or not tracked) if auto else layer.statistics == "batch"
+        moves = training and layer.track_running_stats if layer.update is None else layer.update
+    else:
+        from_batch = training or not tracked
+        moves = training and layer.track_running_stats
+    return from_batch, bool(tracked and moves and layer.momentum != 0.0)
+
+
 class Switches(nn.Module):
     """The three switches of a module that holds several batch norms: set, they are set on all of them.
 

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import Unpack
 
 from batchnorm.distributed import rollcall
 from batchnorm.distributed.exchange import gather
@@ -23,7 +24,7 @@ from batchnorm.distributed.ledger import (
     OBSERVE,
     TRAINING,
     UPDATE,
-    Line,
+    CallEntry,
     ledger_of,
     passed_by,
 )
@@ -32,6 +33,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments as local_moments
 from batchnorm.functional import normalize
 from batchnorm.layers.batch import Tensors, _Fast
+from batchnorm.layers.options import SwitchOptions
 from batchnorm.moments import Moments, merged, update_running
 
 Result: TypeAlias = tuple[Tensor, Tensor | bool | None]
@@ -106,16 +108,18 @@ class Synchronised(_Fast):
             return super()._has_one_value(x, mask)
         return False  # how many values there are is known after the exchange
 
-    def _whole_moments(self, x: Tensor, mask: Tensor | None, flags: int, group: Any) -> tuple[Moments, Line, list[int]]:
+    def _whole_moments(
+        self, x: Tensor, mask: Tensor | None, flags: int, group: Any
+    ) -> tuple[Moments, CallEntry, list[int]]:
         """Merge the moments of all ranks: the one exchange of a forward pass."""
         self._check_channels(x)
         return self._exchange(local_moments(x, mask=mask), flags, group)
 
-    def _exchange(self, local: Moments, flags: int, group: Any) -> tuple[Moments, Line, list[int]]:
+    def _exchange(self, local: Moments, flags: int, group: Any) -> tuple[Moments, CallEntry, list[int]]:
         ledger = ledger_of(group)
         seat = ledger.seat(self, self.num_features)
         seat.calls += 1
-        line = Line(seat, seat.calls, FORWARD, flags | (TRAINING if self.training else 0))
+        line = CallEntry(seat, seat.calls, FORWARD, flags | (TRAINING if self.training else 0))
         rows, all_flags = gather(torch.cat((local.count.view(1), local.mean, local.var)), line, group)
         parts = Moments(rows[:, 0], rows[:, 1 : 1 + self.num_features], rows[:, 1 + self.num_features :])
         return merged(parts), line, all_flags
@@ -185,7 +189,9 @@ class SyncBatchNorm(Synchronised):
     rank's input needs a gradient, as in a network's first layer); see docs/scaling.md.
 
     Every rank has to run the same synchronised layers in the same order and mode. One that does not is named, with the
-    layer and the step, in a `BatchNormError` on the others, before the group's timeout is over.
+    layer and the step, in a `BatchNormError` on the others, before the group's timeout is over. For that a process
+    keeps a thread that looks into the group's store twice a second and answers where it is. With
+    ``BATCHNORM_ROLLCALL=off`` in the environment there is none, and a rank that does not come is not named.
 
     gamma and beta get the gradient of the rank's own loss, which DistributedDataParallel averages over the ranks, as it
     does with all parameters: if every rank's loss is the mean over an equal share of the batch, that is the gradient of
@@ -207,7 +213,7 @@ class SyncBatchNorm(Synchronised):
         process_group: Any = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
-        **more: Any,
+        **more: Unpack[SwitchOptions],
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **more)
         self.process_group = process_group

@@ -16,10 +16,10 @@ from batchnorm.observe.watch import watch
 from batchnorm.trainers import lightning_callback
 
 
-class Events:
+class WatchEvents:
     """What the callback does, apart from Lightning's class that it is made with.
 
-    >>> Events(every=100).watch is None  # until training begins
+    >>> WatchEvents(every=100).watch is None  # until training begins
     True
 
     The process of rank 0 watches, and the first optimiser's steps count. The training loss is logged, and after a
@@ -69,7 +69,7 @@ class Events:
 
 @cache
 def _watch() -> type:
-    return lightning_callback("Watch", Events, __name__, __doc__)
+    return lightning_callback("Watch", WatchEvents, __name__, __doc__)
 
 
 def __getattr__(name: str) -> Any:

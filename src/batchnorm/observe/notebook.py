@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from batchnorm.observe.series import Layer, Stack, stacks
+from batchnorm.observe.series import Layer, NetworkSeries, stacks
 from batchnorm.observe.show import number
 from batchnorm.records import Measurement, RecordFile
 
@@ -27,7 +27,7 @@ def html(records: RecordFile) -> str:
     return "\n".join(parts) if parts else "<p>nothing has been recorded yet</p>"
 
 
-def _stack(stack: Stack) -> str:
+def _stack(stack: NetworkSeries) -> str:
     until = f"step {stack.last}" if stack.first == stack.last else f"steps {stack.first} to {stack.last}"
     of = f"{stack.name}: " if stack.name else ""
     weighted = [layer for layer in stack.layers if layer.has(*WEIGHTS)]

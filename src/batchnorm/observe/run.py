@@ -18,8 +18,10 @@ from batchnorm.errors import BatchNormError
 from batchnorm.hooks import Hook, first_tensor
 from batchnorm.layers.recompute import in_backward
 from batchnorm.observe.journal import Journal
+from batchnorm.observe.notebook import html
 from batchnorm.observe.places import Place
 from batchnorm.observe.quantity import Quantity
+from batchnorm.observe.show import show
 from batchnorm.observe.sinks import Sink
 from batchnorm.observe.subjects import Signal, Weights
 from batchnorm.optim import hook_steps
@@ -139,14 +141,10 @@ class Watch:
 
         >>> seen.show()  # doctest: +SKIP
         """
-        from batchnorm.observe.show import show
-
         show(self.records, console)
 
     def _repr_html_(self) -> str:
         """Let a notebook draw it."""
-        from batchnorm.observe.notebook import html
-
         return html(self.records)
 
     # ---- begin and end

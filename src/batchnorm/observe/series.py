@@ -39,7 +39,7 @@ class Layer:
 
 
 @dataclass
-class Stack:
+class NetworkSeries:
     """One network: its layers in the order in which they were first seen, and the series of the whole run."""
 
     name: str
@@ -49,7 +49,7 @@ class Stack:
     last: int
 
 
-def stacks(records: RecordFile) -> list[Stack]:
+def stacks(records: RecordFile) -> list[NetworkSeries]:
     """Sort the records of a watch by network and layer.
 
     >>> record = Measurement("mean", {"step": 50, "layer": "fc", "stack": "with BN"}, (0.0,))
@@ -69,7 +69,7 @@ def stacks(records: RecordFile) -> list[Stack]:
                 series.sort(key=_step)
         run = layers.pop("", Layer(""))
         steps = [_step(m) for layer in (run, *layers.values()) for series in layer.series.values() for m in series]
-        made.append(Stack(name, list(layers.values()), list(run.series.values()), min(steps), max(steps)))
+        made.append(NetworkSeries(name, list(layers.values()), list(run.series.values()), min(steps), max(steps)))
     return made
 
 

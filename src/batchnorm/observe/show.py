@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from batchnorm.observe.series import Layer, Stack, stacks
+from batchnorm.observe.series import Layer, NetworkSeries, stacks
 from batchnorm.present import Listing, draw, plain_console
 from batchnorm.records import Measurement, RecordFile
 
@@ -34,7 +34,7 @@ def show(records: RecordFile, console: Any = None) -> None:
         console.print(draw(listing, numbers=[c for c in columns if c not in _LEFT], whole=columns[1:]))
 
 
-def tables(stack: Stack) -> list[Listing]:
+def tables(stack: NetworkSeries) -> list[Listing]:
     """Make the tables of one network: its signals, its BN layers, its weights, and what was logged.
 
     >>> records = [Measurement("training loss", {"step": n, "layer": ""}, (1 / (1 + n),)) for n in range(3)]

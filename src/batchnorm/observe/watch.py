@@ -9,14 +9,15 @@ from typing import Any
 from torch import nn
 
 from batchnorm.errors import BatchNormError
-from batchnorm.graph import check_ready
+from batchnorm.graph import check_hookable
 from batchnorm.observe.places import Layers, places, weighted
 from batchnorm.observe.quantities import chosen
 from batchnorm.observe.quantities.histogram import BINS
 from batchnorm.observe.run import Watch
 from batchnorm.observe.sinks import sinks_of
+from batchnorm.optim import Optimizers
 from batchnorm.records import RecordFile
-from batchnorm.transforms.freeze import Optimizers, check_optimizers
+from batchnorm.transforms.follow import check_optimizers
 
 _HERE = "watch"
 
@@ -73,16 +74,7 @@ def watch(
     The training is not changed: not its numbers, its random states, modes or hooks. A quantity or a file that fails is
     warned of and left out from then on; the training goes on.
     """
-    if not isinstance(model, nn.Module):
-        raise BatchNormError(f"the model is a {type(model).__name__}", where=_HERE, do="give an nn.Module")
-    check_ready(model, _HERE)
-    for path, module in model.named_modules():
-        if getattr(module, "_compiled_call_impl", None) is not None:
-            raise BatchNormError(
-                f"{path or 'the model'} ({type(module).__name__}) is compiled",
-                where=_HERE,
-                do="watch some steps without compile()",
-            )
+    check_hookable(model, _HERE)
     for name, number, least in (("every", every, 1), ("bins", bins, 1), ("start", start, 0)):
         if not isinstance(number, int) or number < least:
             raise BatchNormError(f"{name} is {number!r}", where=_HERE, do=f"give a whole number from {least} up")

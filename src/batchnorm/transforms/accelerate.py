@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from batchnorm.calling import call_with, in_training
 from batchnorm.errors import BatchNormError
 from batchnorm.nested import fresh, tensors_in
+from batchnorm.optim import Optimizers
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.fold import fold
-from batchnorm.transforms.follow import Optimizers, check_changeable, copy_model, follow, several
+from batchnorm.transforms.follow import check_changeable, check_optimizers, copy_model, follow
 from batchnorm.transforms.fuse import fuse
 from batchnorm.transforms.gradients import verify_gradients
 from batchnorm.transforms.layout import format_of, in_layout, layout_of, other_layout
@@ -82,7 +83,7 @@ def accelerate(
     check_changeable(model, "accelerate")
     if model.training:
         _refuse_if(compile, "compile=True is for inference; the model is in training mode", "call model.eval() first")
-        optimizers = several(optimizer, model, "accelerate")
+        optimizers = check_optimizers(model, optimizer, "accelerate")
         return Changed(
             _for_training(model, example, optimizers, forward, tolerance, steps, seconds, loss or mean_square)
         )

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +14,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.calling import batch_forward
 from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
-from batchnorm.graph import check_forward
-from batchnorm.layers.accumulate import Seen, of_everybody
+from batchnorm.graph import check_forward, check_shapes
+from batchnorm.layers.accumulate import AccumulatedMoments, of_everybody
+from batchnorm.optim import Optimizers
 from batchnorm.records import Change, Report
 from batchnorm.transforms.changed import Changed
-from batchnorm.transforms.follow import (
-    Optimizers,
-    carry_over,
-    check_changeable,
-    check_optimizers,
-    check_shapes,
-    copied_with,
-)
+from batchnorm.transforms.follow import carry_over, check_changeable, check_optimizers, copied_with
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.measuring import (
     Forward,
@@ -40,7 +34,8 @@ from batchnorm.transforms.measuring import (
     streamed,
 )
 
-METHODS = ("statistics", "entropy")
+Method = Literal["statistics", "entropy"]
+METHODS = get_args(Method)
 # How much of the spread between examples may lie between batches (as in an analysis of variance) before the stream
 # counts as sorted. Shuffled streams stay near 0; handwritten digits sorted by class give 0.16 to 0.5.
 SORTED = 0.1
@@ -81,7 +76,7 @@ def adapt(
     model: nn.Module,
     batches: Iterable[Any] | Tensor,
     *,
-    method: str = "statistics",
+    method: Method = "statistics",
     forward: Forward | None = None,
     prior: float = 0.0,
     steps: int = 1,
@@ -163,9 +158,9 @@ def _observe(
     steps: int,
     lr: float,
     progress: bool,
-) -> dict[_BatchNorm, _Site]:
+) -> dict[_BatchNorm, _ExampleMoments]:
     """Show the model all batches, and return what each layer saw (in the last step of each batch)."""
-    model, seen = adapted.model, {layer: _Site() for _, layer in layers}
+    model, seen = adapted.model, {layer: _ExampleMoments() for _, layer in layers}
     learning = [p for layer in seen for p in (layer.weight, layer.bias) if p is not None]
     learning = list({id(p): p for p in learning}.values())
     entropy = method == "entropy"
@@ -198,12 +193,12 @@ def _observe(
     return seen
 
 
-class _Site:
+class _ExampleMoments:
     """What one layer saw: its moments, and those of its examples, to tell a shuffled stream from a sorted one."""
 
     def __init__(self) -> None:
-        self.all = Seen()
-        self.examples = Seen()  # each by its mean over positions
+        self.all = AccumulatedMoments()
+        self.examples = AccumulatedMoments()  # each by its mean over positions
         self.within = torch.zeros(())  # sum over batches of the squares of examples about their batch's mean
         self.batches = 0
 
@@ -238,7 +233,7 @@ class _Site:
 @torch.no_grad()
 def _write(
     layers: list[tuple[str, _BatchNorm]],
-    seen: dict[_BatchNorm, _Site],
+    seen: dict[_BatchNorm, _ExampleMoments],
     prior: float,
     left: dict[str, str],
     state: State,

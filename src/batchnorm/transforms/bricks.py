@@ -68,7 +68,7 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenShape:
     """What a norm was given in a run: how many axes of positions (None: unknown or several), the fewest positions."""
 
     dims: int | None = None
@@ -104,10 +104,10 @@ def channels_of(layer: nn.Module) -> int:
     return int(layer.num_features)  # type: ignore[arg-type]
 
 
-def unfit(layer: nn.Module, to: str, seen: Seen, measured: bool) -> str:
+def unfit(layer: nn.Module, to: str, seen: SeenShape, measured: bool) -> str:
     """Say why a norm does not become another brick; empty if it does. ``measured``: there are data for statistics.
 
-    >>> unfit(nn.GroupNorm(2, 4), "batch", Seen(), measured=False)
+    >>> unfit(nn.GroupNorm(2, 4), "batch", SeenShape(), measured=False)
     'a GroupNorm keeps no statistics of batches: give data= to measure them'
     """
     kind, name = kind_of(layer), type(layer).__name__
@@ -156,7 +156,7 @@ def _unfit_of_batches(layer: _BatchNorm, kind: str, to: str) -> str:
     return ""
 
 
-def _degenerate(channels: int, to: str, seen: Seen) -> str:
+def _degenerate(channels: int, to: str, seen: SeenShape) -> str:
     """Say why the values of a sample are too few for a norm that knows nothing else."""
     where = "an input of unknown size" if seen.positions is None else f"{seen.positions} position"
     if seen.positions is not None and seen.positions != 1:
@@ -224,10 +224,12 @@ def _runs(layer: _BatchNorm, order: list[str], shape: tuple[int, ...]) -> bool:
     return True
 
 
-def build(layer: nn.Module, to: str, seen: Seen, options: dict[str, Any], affine: bool) -> tuple[nn.Module, list[Any]]:
+def build(
+    layer: nn.Module, to: str, seen: SeenShape, options: dict[str, Any], affine: bool
+) -> tuple[nn.Module, list[Any]]:
     """Make the brick for a layer's place, with the layer's settings and fresh tensors; and say what was chosen.
 
-    >>> build(nn.BatchNorm2d(8, eps=0.1), "group", Seen(2, 16), {}, True)  # doctest: +ELLIPSIS
+    >>> build(nn.BatchNorm2d(8, eps=0.1), "group", SeenShape(2, 16), {}, True)  # doctest: +ELLIPSIS
     (GroupNorm(4, 8, eps=0.1, affine=True...), [('groups', None, '4 of 2 channels, 32 values each')])
     """
     channels = channels_of(layer)
@@ -268,14 +270,14 @@ def build(layer: nn.Module, to: str, seen: Seen, options: dict[str, Any], affine
         told = [("groups", None, f"{groups} of {size} channels, {values}{fewer}")]
         given["groups"] = groups
     if to == "layer" and seen.dims == 0:
-        seen = Seen(None, seen.positions)  # as one group: the same numbers, whatever is given to it later
+        seen = SeenShape(None, seen.positions)  # as one group: the same numbers, whatever is given to it later
     new: Any = make_norm(to, channels, _dims(layer, seen), **given)
     if getattr(new, "activation", None) == "none":
         new.activation = None
     return new, told
 
 
-def _dims(layer: nn.Module, seen: Seen) -> int | None:
+def _dims(layer: nn.Module, seen: SeenShape) -> int | None:
     if seen.dims is not None:
         return seen.dims if seen.dims <= 3 else None
     return 2 if isinstance(layer, nn.BatchNorm2d) else 3 if isinstance(layer, nn.BatchNorm3d) else None

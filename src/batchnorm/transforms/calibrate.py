@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,19 +15,13 @@ from batchnorm.calling import batch_forward
 from batchnorm.distributed.agreement import Together
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments
-from batchnorm.graph import check_forward
+from batchnorm.graph import check_forward, check_shapes
 from batchnorm.layers.batch import _Fast
 from batchnorm.moments import Moments, merged
+from batchnorm.optim import Optimizers
 from batchnorm.records import Change, Report
 from batchnorm.transforms.changed import Changed
-from batchnorm.transforms.follow import (
-    Optimizers,
-    carry_over,
-    check_changeable,
-    check_optimizers,
-    check_shapes,
-    copied_with,
-)
+from batchnorm.transforms.follow import carry_over, check_changeable, check_optimizers, copied_with
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.measuring import (
     Forward,
@@ -41,7 +35,8 @@ from batchnorm.transforms.measuring import (
     streamed,
 )
 
-FORMULAS = ("merged", "paper")
+Formula = Literal["merged", "paper"]
+FORMULAS = get_args(Formula)
 # How many parts of the stream are kept apart, to see how much they differ; beyond, neighbours are merged.
 PARTS = 32
 
@@ -102,7 +97,7 @@ def calibrate(
     batches: Iterable[Any] | Tensor,
     *,
     forward: Forward | None = None,
-    formula: str = "merged",
+    formula: Formula = "merged",
     until: float | None = None,
     max_batches: int | None = None,
     process_group: Any = None,
@@ -164,7 +159,7 @@ def calibrate(
     state = State(model, [layer for _, layer in layers])
     calibrated = Calibrated(model, state)
     begun = _Count()
-    seen = {layer: _Site(layer, formula, begun) for _, layer in layers}
+    seen = {layer: _StreamMoments(layer, formula, begun) for _, layer in layers}
     try:
         with ExitStack() as stack:
             stack.enter_context(together.failing_together())
@@ -208,7 +203,7 @@ class _Count:
         self.counted = self.refused = False
 
 
-class _Site:
+class _StreamMoments:
     """What one layer saw: the moments of stretches of the stream, and what the paper's formula needs."""
 
     def __init__(self, layer: _BatchNorm, formula: str, begun: _Count) -> None:
@@ -281,7 +276,7 @@ def _pair(one: Moments, other: Moments) -> Moments:
 
 def _rounds(
     stream: Iterable[Any],
-    seen: dict[_BatchNorm, _Site],
+    seen: dict[_BatchNorm, _StreamMoments],
     begun: _Count,
     model: nn.Module,
     forward: Forward,
@@ -308,7 +303,7 @@ def _rounds(
 
 
 def _total(
-    seen: dict[_BatchNorm, _Site], layers: list[tuple[str, _BatchNorm]], group: Together, begun: _Count
+    seen: dict[_BatchNorm, _StreamMoments], layers: list[tuple[str, _BatchNorm]], group: Together, begun: _Count
 ) -> _Total:
     """Bring together what all processes saw."""
     numbers = [torch.tensor([begun.batches - begun.rejected, begun.samples, begun.rejected], dtype=torch.float64)]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json as json_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from batchnorm.batches import Batch
 from batchnorm.checkpoints import SUFFIXES, check_suffix, save_state
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_target, replacing
 from batchnorm.loading import call_batch, load_batches, load_model, parse_input
 from batchnorm.options import Force
+from batchnorm.present import Listing, draw, plain_console
 from batchnorm.records import Measurement, RecordFile, Report
 from batchnorm.specs import called
 from batchnorm.terminal import note
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from batchnorm.batches import Batch
     from batchnorm.transforms.calibrate import Calibrated
 
 PROGRAMS = (".pt2", ".onnx")
@@ -87,7 +88,7 @@ def calibrate(
     network = load_model(model, checkpoint, key=key)
     batches = load_batches(data, batch_size=batch_size, dtype=_dtype_of(network))
     better, calibrated = measure(
-        network, batches, forward=_forward, until=until, max_batches=max_batches, formula=formula
+        network, batches, forward=_forward, until=until, max_batches=max_batches, formula=cast(Any, formula)
     )
     if not calibrated.report.paths:
         reasons = "; ".join(f"{path or 'the model'}: {why}" for path, why in [*calibrated.report.left.items()][:3])
@@ -188,8 +189,6 @@ def fold(
         written = [str(out)]
         folded, report = fold_model(network, example, leave=stays, tolerance=tolerance)
         save_state(folded.state_dict(), out)
-    from batchnorm.present import plain_console
-
     plain_console().print(report)
     note(f"written to {' and '.join(written)}")
     if json is not None:
@@ -292,8 +291,6 @@ def _moves(before: nn.Module, after: nn.Module, calibrated: Calibrated) -> list[
 
 
 def _show_calibrated(calibrated: Calibrated, moves: list[Measurement], until: float | None) -> None:
-    from batchnorm.present import Listing, draw, listings, plain_console
-
     console = plain_console()
     rows = tuple(
         (
@@ -312,7 +309,7 @@ def _show_calibrated(calibrated: Calibrated, moves: list[Measurement], until: fl
         + (f", {calibrated.rejected} more rejected (NaN or infinite)" if calibrated.rejected else "")
     )
     console.print(draw(Listing(title, columns, rows), numbers=columns[1:]))
-    for listing in listings(Report((), calibrated.report.left)):
+    for listing in Report((), calibrated.report.left).tables():
         console.print(draw(listing))
     console.print(
         "Moves of the mean are in standard deviations, the largest of all channels; errors are standard errors "

@@ -13,28 +13,29 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _LazyNormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
+from typing_extensions import Unpack
 
 from batchnorm.calling import batch_forward, call_with
 from batchnorm.distributed.groups import hold
 from batchnorm.errors import BatchNormError, did_you_mean
-from batchnorm.graph import check_forward
+from batchnorm.graph import check_forward, check_shapes
 from batchnorm.layers.family import find_brick
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.masked import MaskedBatchNorm
+from batchnorm.layers.options import NormOptions
+from batchnorm.optim import Optimizers
 from batchnorm.preserve import untouched
 from batchnorm.records import Certificate, Report
 from batchnorm.transforms.bricks import OF_BATCHES, kind_of
 from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.exchange import Exchange, shared
 from batchnorm.transforms.follow import (
-    Optimizers,
     carry_over,
     check_changeable,
-    check_shapes,
+    check_optimizers,
     copied_with,
     join,
     scripted_norms,
-    several,
 )
 from batchnorm.transforms.freeze import check_reached
 from batchnorm.transforms.gradients import verify_gradients
@@ -63,7 +64,7 @@ def convert(
     process_group: Any = None,
     inplace: bool = False,
     progress: bool | None = None,
-    **options: Any,
+    **options: Unpack[NormOptions],
 ) -> tuple[nn.Module, Report]:
     """Return a copy of the model whose norms are another brick of `make_norm`, and a report.
 
@@ -110,13 +111,14 @@ running_mean, running_var, num_batches_tracked -> nothing
     ``progress``: after two seconds a line on stderr says what is being compared; by default, on a terminal.
     """
     to = find_brick(to, _HERE).name
-    _check(to, process_group, options)
+    own: dict[str, Any] = {**options}
+    _check(to, process_group, own)
     check_changeable(model, _HERE, inplace=inplace)
     check_tolerance(tolerance, _HERE)
     check_forward(forward, _HERE)
     if not inplace or example is not None or data is not None:
         check_shapes(model, _HERE)
-    optimizers = several(optimizer, model, _HERE)
+    optimizers = check_optimizers(model, optimizer, _HERE)
     wanted = _chosen(model, where)
     batches = None if data is None else list(streamed(data, _HERE))
     if batches == []:
@@ -137,7 +139,7 @@ running_mean, running_var, num_batches_tracked -> nothing
     before = copied_with(model)[0] if inplace and example is not None else model
     changed, memo = (model, {id(p): p for p in model.parameters()}) if inplace else _copied(model)
     with _all_or_nothing(changed) if inplace else ExitStack():
-        done = Exchange(to, options, process_group, survey, batches is not None)
+        done = Exchange(to, own, process_group, survey, batches is not None)
         done.run(changed, list(norms), every=where is None)
         for path in [path for path in survey.given if path in done.to_match]:  # in the order of their calls
             norm = done.to_match[path]

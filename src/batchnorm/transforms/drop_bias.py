@@ -19,12 +19,13 @@ from batchnorm.graph import trace
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.foreign import Evaluating, is_foreign
 from batchnorm.layers.switches import use_batch_statistics
+from batchnorm.optim import Optimizers
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.bricks import children_behind
 from batchnorm.transforms.changed import Changed
-from batchnorm.transforms.follow import check_changeable
-from batchnorm.transforms.freeze import OWN_FORWARD, Optimizers, carry_over, check_optimizers, copied_with, few_of
+from batchnorm.transforms.follow import carry_over, check_changeable, check_optimizers, copied_with
+from batchnorm.transforms.freeze import OWN_FORWARD, few_of
 from batchnorm.transforms.gradients import step, verify_gradients
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.outputs import TOLERANCE, Forward

@@ -35,7 +35,6 @@ from batchnorm.transforms.clones import Clone, clone_for, in_place_of, memory_of
 from batchnorm.transforms.follow import copied_with, scripted_norms
 from batchnorm.transforms.freeze import OWN_FORWARD, check_reached
 from batchnorm.transforms.left_behind import left_behind
-from batchnorm.transforms.leftovers import LEFTOVERS, scale_leftovers
 from batchnorm.transforms.neighbours import Neighbours, Piece, few, finishes, main
 from batchnorm.transforms.outputs import Forward
 from batchnorm.transforms.stages import in_stages
@@ -51,7 +50,6 @@ def fold(
     tolerance: float | None = None,
     leave: str | Iterable[str] = (),
     clone: bool = True,
-    leftovers: str = "keep",
     progress: bool | None = None,
 ) -> tuple[nn.Module, Report]:
     """Return the inference network: BN folded into the layers beside it, wherever that is exact.
@@ -73,10 +71,6 @@ def fold(
     of its own, becomes a copy for each place, and the report says how much memory that takes; not so with
     ``clone=False``.
 
-    A BN layer that stays is kept as it is, or becomes two constants for each channel: all of them with
-    ``leftovers="scale"``, those for which that is faster with ``leftovers="measure"``, which takes the time here and so
-    may decide otherwise the next time, and then ``state_dict`` has other keys.
-
     The model is watched for one run with ``example`` (see `batchnorm.trace`), in evaluation mode, in which the copy
     that is returned stays: it is for evaluation, and ``train()`` brings back no batch statistics but those of BN layers
     that were kept. A model that takes other ways for other inputs is folded along the way that this one took.
@@ -87,18 +81,12 @@ def fold(
     ``progress``: after two seconds a line on stderr says what is being compared; by default, on a terminal.
     """
     check_arguments(model, forward, tolerance, "fold")
-    if leftovers not in LEFTOVERS:
-        options = ", ".join(map(repr, LEFTOVERS))
-        raise BatchNormError(f"leftovers is {leftovers!r}", where="fold", do=f"use one of {options}")
     stay = frozenset(check_names(leave, "leave", "fold"))
     before = in_mode(copied_with(model, where="fold")[0], False)
     folded, _ = copied_with(before, where="fold")
     graph = trace(folded, example, forward=forward, opaque=lambda m: is_norm(m) or is_plain(m))
     work = _Folding(folded, graph, clone)
     work.run(stay)
-    if leftovers != "keep":
-        work.changes += scale_leftovers(folded, work.plain_leftovers(), work.near.put, example, forward,
-                                        leftovers == "measure")  # fmt: skip
     check_reached("fold", work.changes, work.left, folded, OWN_FORWARD)
     seen = {call.name for call in graph.calls if call.kind == "module"}
     certificate = verify(
@@ -180,15 +168,6 @@ class _Folding:
             return "what it is given is not a tensor of its own"
         readers = self.near.functions_reading(norm)
         return f"its numbers are also read by {readers}" if readers else ""
-
-    def plain_leftovers(self) -> dict[nn.Module, str]:
-        """The layers that stayed though they are no more than a scale and a shift, and nothing else reads them."""
-        return {
-            norm: path
-            for norm, path in self.norms.items()
-            if path in self.left and norm not in self.kept and not finishes(norm, self.graph.of(norm))
-            and not isinstance(self._affine(norm), str)
-        }  # fmt: skip
 
     # ---- the layer before
 

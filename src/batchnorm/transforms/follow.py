@@ -8,40 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from batchnorm.checks import check_model
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import check_weights
 from batchnorm.nested import tensors_in
-from batchnorm.optim import Optimizers as Optimizers
-from batchnorm.optim import is_optimizer, state_of, unwrapped
-
-
-def check_optimizers(model: nn.Module, optimizer: Optimizers, where: str) -> tuple[Optimizer, ...]:
-    """Return one or several optimisers as a tuple, or say which is not one for this model.
-
-    >>> check_optimizers(nn.Linear(2, 1), None, "freeze")
-    ()
-    """
-    return several(optimizer, model, where)
-
-
-def check_shapes(model: nn.Module, where: str) -> None:
-    """Refuse a model with layers that do not know their shapes yet: it can neither be copied nor measured.
-
-    >>> check_shapes(nn.Sequential(nn.LazyLinear(2)), "fuse")
-    Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: fuse: 0 (LazyLinear) does not know its shapes yet; run the model once first
-    """
-    check_model(model, where)
-    for path, module in model.named_modules():
-        held = (*module._parameters.values(), *module._buffers.values())
-        if any(tensor is not None and is_lazy(tensor) for tensor in held):
-            name = f"{path or 'the model'} ({type(module).__name__})"
-            raise BatchNormError(f"{name} does not know its shapes yet", where=where, do="run the model once first")
-    check_weights(model, where)
+from batchnorm.optim import Optimizers, is_optimizer, state_of, unwrapped
 
 
 def check_changeable(model: nn.Module, where: str, *, inplace: bool | None = None) -> None:
@@ -87,12 +60,12 @@ def scripted_norms(model: nn.Module, do: str) -> dict[str, str]:
     }
 
 
-def several(optimizer: Optimizers, model: nn.Module, where: str) -> tuple[Optimizer, ...]:
-    """Return one or several optimisers as a tuple, each of them made for this model.
+def check_optimizers(model: nn.Module, optimizer: Optimizers, where: str) -> tuple[Optimizer, ...]:
+    """Return one or several optimisers as a tuple; refuse one that is none, or was made for another model.
 
     >>> import torch
     >>> model = nn.Linear(2, 1)
-    >>> len(several(torch.optim.SGD(model.parameters(), lr=0.1), model, "fuse"))
+    >>> len(check_optimizers(model, torch.optim.SGD(model.parameters(), lr=0.1), "fuse"))
     1
     """
     check_model(model, where)

@@ -12,17 +12,19 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from batchnorm.errors import BatchNormError
-from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
+from batchnorm.layers.batch import OURS, BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
 from batchnorm.layers.foreign import Evaluating, evaluating, is_foreign, keeps_statistics, statistics_of
 from batchnorm.layers.frozen import FrozenBatchNorm
+from batchnorm.optim import Optimizers
 from batchnorm.records import Change, Report
 from batchnorm.transforms.changed import Changed
-from batchnorm.transforms.follow import Optimizers as Optimizers
-from batchnorm.transforms.follow import carry_over as carry_over
-from batchnorm.transforms.follow import check_changeable, scripted_norms
-from batchnorm.transforms.follow import check_optimizers as check_optimizers
-from batchnorm.transforms.follow import copied_with as copied_with
-from batchnorm.transforms.follow import copy_model as copy_model
+from batchnorm.transforms.follow import (
+    carry_over,
+    check_changeable,
+    check_optimizers,
+    copied_with,
+    scripted_norms,
+)
 from batchnorm.transforms.left_behind import left_behind
 from batchnorm.transforms.synchronise import alike, prepared, trial_shapes
 
@@ -32,9 +34,7 @@ Modules = Iterable["str | nn.Module"] | str | nn.Module | None
 # has the switches that train() does not touch. The memory of what it was is an attribute of the layer, so that it is
 # copied, pickled and saved with it.
 _OURS: dict[type[nn.Module], type[_Fast]] = {
-    nn.BatchNorm1d: BatchNorm1d,
-    nn.BatchNorm2d: BatchNorm2d,
-    nn.BatchNorm3d: BatchNorm3d,
+    **OURS,
     nn.SyncBatchNorm: FrozenBatchNorm,  # which takes any dimensions too, and has nothing to synchronise
 }
 _BY_DIMENSIONS: dict[int, type[_Fast]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: BatchNorm2d, 5: BatchNorm3d}

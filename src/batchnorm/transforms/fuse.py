@@ -15,12 +15,14 @@ from batchnorm.calling import call_with, failed_in_training
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
-from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
+from batchnorm.layers.batch import OURS, _Fast
+from batchnorm.layers.options import Activation
 from batchnorm.nested import few_samples, fresh
+from batchnorm.optim import Optimizers
 from batchnorm.preserve import _HOOKS, in_mode, untouched
 from batchnorm.records import Change, Report
 from batchnorm.transforms.changed import Changed
-from batchnorm.transforms.follow import Optimizers, check_changeable, copied_with, follow, several
+from batchnorm.transforms.follow import check_changeable, check_optimizers, copied_with, follow
 from batchnorm.transforms.freeze import check_reached, is_frozen
 from batchnorm.transforms.gradients import TOLERANCE, Step, apart, double, step, verify_gradients
 from batchnorm.transforms.inside import become_ours
@@ -30,11 +32,6 @@ from batchnorm.transforms.rewrite import Wanted, activation_of, rewrite
 from batchnorm.transforms.stages import in_stages
 from batchnorm.transforms.verify import check_arguments, verify
 
-_OURS: dict[type, type[_Fast]] = {
-    nn.BatchNorm1d: BatchNorm1d,
-    nn.BatchNorm2d: BatchNorm2d,
-    nn.BatchNorm3d: BatchNorm3d,
-}
 _FUNCTIONS = ("relu", "relu6", "leaky_relu")  # as the graph names them
 
 
@@ -77,7 +74,7 @@ def fuse(
     """
     check_arguments(model, forward, tolerance, "fuse")
     check_changeable(model, "fuse")
-    optimizers = several(optimizer, model, "fuse")
+    optimizers = check_optimizers(model, optimizer, "fuse")
     before, _ = copied_with(model, where="fuse")
     fused = copy.deepcopy(before)
     work = _Fusing(before, fused, example, forward)
@@ -147,11 +144,11 @@ class _Fusing:
             if not isinstance(module, _BatchNorm):
                 continue
             seen = True
-            ours = _OURS.get(type(module))
+            ours = OURS.get(type(module))
             if ours is not None:
                 self._note(path, "class", f"torch.nn.{type(module).__name__}", f"batchnorm.{ours.__name__}")
                 module.__class__ = ours
-            if type(module) not in _OURS.values():
+            if type(module) not in OURS.values():
                 was = type(module).__name__
                 reason = "it is frozen" if is_frozen(module) else become_ours(module)
                 if reason:
@@ -161,7 +158,7 @@ class _Fusing:
                 if isinstance(module, _Fast) and module.activation is not None:
                     self._note(path, "activation", "a module inside", module.activation)
             assert isinstance(module, _Fast)
-            if type(module) in _OURS.values() and not self._is_done(path):
+            if type(module) in OURS.values() and not self._is_done(path):
                 norms.append(module)
         if not seen:
             raise BatchNormError(
@@ -255,7 +252,7 @@ class _Fusing:
             done += fit
         return done
 
-    def _activate(self, norm: nn.Module, does: tuple[str | None, float], residual: bool = False) -> None:
+    def _activate(self, norm: nn.Module, does: tuple[Activation | None, float], residual: bool = False) -> None:
         assert isinstance(norm, _Fast)
         path, (activation, slope) = self.paths[norm], does
         if residual:

@@ -5,29 +5,32 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from typing_extensions import Unpack
 
 from batchnorm.calling import batch_forward, call_with
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.graph import trace
-from batchnorm.layers.accumulate import Seen
+from batchnorm.layers.accumulate import AccumulatedMoments
 from batchnorm.layers.family import make_norm
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.normed import Normed, append_norm
+from batchnorm.layers.options import MakeOptions
 from batchnorm.nested import few_samples
+from batchnorm.optim import Optimizers
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Certificate, Change, Report
 from batchnorm.transforms.changed import Changed
 from batchnorm.transforms.drop_bias import held_bias, takes_steps
-from batchnorm.transforms.follow import check_changeable, join
-from batchnorm.transforms.freeze import Optimizers, carry_over, check_optimizers, copied_with, few_of
+from batchnorm.transforms.follow import carry_over, check_changeable, check_optimizers, copied_with, join
+from batchnorm.transforms.freeze import few_of
 from batchnorm.transforms.gradients import TOLERANCE as GRADIENTS
 from batchnorm.transforms.gradients import Step, apart, double, limit_in_float64, step
 from batchnorm.transforms.left_behind import left_behind
@@ -59,14 +62,14 @@ def insert(
     where: Where = None,
     *,
     norm: str | Callable[..., nn.Module] = "batch",
-    only: str | None = None,
+    only: Literal["conv", "linear"] | None = None,
     after_activation: bool = False,
     preserve: Iterable[Any] | Tensor | None = None,
     forward: Forward | None = None,
     optimizer: Optimizers = None,
     tolerance: float | None = None,
     progress: bool | None = None,
-    **options: Any,
+    **options: Unpack[MakeOptions],
 ) -> tuple[nn.Module, Report]:
     """Return a copy of the model with BN on ``Wu``, before each nonlinearity, and a report.
 
@@ -300,11 +303,11 @@ def _channels(graph: Graph, path: str) -> int:
 
 
 def _make(
-    norm: str | Callable[..., nn.Module], graph: Graph, path: str, layer: nn.Module, options: dict[str, Any]
+    norm: str | Callable[..., nn.Module], graph: Graph, path: str, layer: nn.Module, options: MakeOptions
 ) -> nn.Module:
     made = graph.values[graph.of(path)[0].outputs[0]]
     dims = 0 if _rows(graph, path) else len(made.shape) - 2
-    new = make_norm(norm, _channels(graph, path), dims, **options)
+    new = make_norm(cast(Any, norm), _channels(graph, path), dims, **options)
     weight = next(iter(layer.parameters()), None)
     new.to(device=None if weight is None else weight.device, dtype=made.dtype)
     return new.train(layer.training)
@@ -312,9 +315,9 @@ def _make(
 
 def _measure(
     model: nn.Module, graph: Graph, places: dict[str, nn.Module], batches: Iterable[Any] | Tensor, forward: Forward
-) -> dict[str, Seen]:
+) -> dict[str, AccumulatedMoments]:
     """What the layers make of the batches, in evaluation mode."""
-    seen = {path: Seen() for path in places}
+    seen = {path: AccumulatedMoments() for path in places}
     with ExitStack() as stack:
         stack.enter_context(untouched(model))
         stack.enter_context(torch.no_grad())
@@ -334,7 +337,7 @@ def _measure(
 
 
 @torch.no_grad()
-def _keep_function(path: str, norm: nn.Module, seen: Seen, bias: Tensor | None) -> None:
+def _keep_function(path: str, norm: nn.Module, seen: AccumulatedMoments, bias: Tensor | None) -> None:
     """Let a BN layer give what it is given, in evaluation, with the bias that was before it."""
     if not isinstance(norm, _BatchNorm) or norm.running_mean is None or norm.running_var is None:
         raise BatchNormError(

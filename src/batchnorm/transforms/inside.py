@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.followed import Followed
-from batchnorm.transforms.bricks import MEMORY, Seen, become, build, children_behind
+from batchnorm.transforms.bricks import MEMORY, SeenShape, become, build, children_behind
 from batchnorm.transforms.rewrite import activation_of
 
 _DIMENSIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -36,7 +36,7 @@ def become_ours(layer: _BatchNorm) -> str:
     after = children_behind(layer)
     if isinstance(after, str):
         return f"its class {name} is not torch's: {after}"
-    new, _ = build(layer, "batch", Seen(), {}, layer.weight is not None)
+    new, _ = build(layer, "batch", SeenShape(), {}, layer.weight is not None)
     assert isinstance(new, _Fast)
     plain = type(new)
     become(layer, new, after)

@@ -50,7 +50,7 @@ class _Gradient:
 
 
 @dataclass(eq=False)
-class _Watch:
+class _CopiedParameters:
     """The parameters of a model that was given to a verb, and those of the copies that verbs returned for it."""
 
     verb: str
@@ -96,7 +96,7 @@ class _Watch:
         )
 
 
-_watches: list[_Watch] = []
+_watches: list[_CopiedParameters] = []
 _handles: list[RemovableHandle] = []
 
 
@@ -132,7 +132,7 @@ def left_behind(old: nn.Module, new: nn.Module, verb: str, *, inplace: bool = Fa
         if any(parameters.get(id(p)) is p for each in watch.new if (p := each.parameter()) is not None):
             watch.new += added
     known = next((w for w in _watches if len(w.holds(parameters.values())) == len(parameters) == len(w.old)), None)
-    watch = known or _Watch("", "", {}, {}, [])
+    watch = known or _CopiedParameters("", "", {}, {}, [])
     watch.verb, watch.remedy, watch.chances = verb, ", or ".join(remedies), _CHANCES
     watch.new = [each for each in watch.new if each.parameter() is not None] + added
     watch.judged.clear()
@@ -173,7 +173,7 @@ def _outside() -> int:
     return level
 
 
-def _gone(watch: ref[_Watch], identity: int) -> None:
+def _gone(watch: ref[_CopiedParameters], identity: int) -> None:
     """Forget an old parameter that was freed."""
     held = watch()
     if held is not None:
@@ -182,7 +182,7 @@ def _gone(watch: ref[_Watch], identity: int) -> None:
             _end(held)
 
 
-def _end(watch: _Watch) -> None:
+def _end(watch: _CopiedParameters) -> None:
     """Forget a watch; without any, take the hook away, unless an optimizer runs its hooks at this moment."""
     if watch in _watches:
         _watches.remove(watch)

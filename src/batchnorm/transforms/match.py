@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.errors import BatchNormError
-from batchnorm.layers.accumulate import Seen as Tally
+from batchnorm.layers.accumulate import AccumulatedMoments as Tally
 from batchnorm.layers.accumulate import shown
 from batchnorm.layers.channel_norms import Finish
 from batchnorm.layers.filter_response import FilterResponseNorm
@@ -21,7 +21,7 @@ from batchnorm.layers.followed import Followed
 from batchnorm.moments import Moments
 from batchnorm.preserve import untouched
 from batchnorm.records import Change
-from batchnorm.transforms.bricks import Seen
+from batchnorm.transforms.bricks import SeenShape
 from batchnorm.transforms.measuring import short
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -58,19 +58,19 @@ class Survey:
 
         watch(model, norms, batches, forward, look)
 
-    def seen(self, path: str) -> Seen:
+    def seen(self, path: str) -> SeenShape:
         """Return what shapes a norm was given; nothing is known of one that was not reached.
 
         >>> Survey().seen("bn1")
-        Seen(dims=None, positions=None, features=True, like=None)
+        SeenShape(dims=None, positions=None, features=True, like=None)
         """
         shapes = [shape for shape in self.shapes.get(path, ()) if len(shape) > 1]
         if not shapes:
-            return Seen()
+            return SeenShape()
         dims = {len(shape) - 2 for shape in shapes}
         positions = min(shape[2:].numel() for shape in shapes)
         flat = all(len(shape) == 2 for shape in shapes)
-        return Seen(dims.pop() if len(dims) == 1 else None, positions, flat, self.likes[path])
+        return SeenShape(dims.pop() if len(dims) == 1 else None, positions, flat, self.likes[path])
 
 
 def watch(model: nn.Module, norms: dict[str, nn.Module], batches: Iterable[Any], forward: Forward, look: Look) -> None:

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.checks import report_nonfinite
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, printable
 from batchnorm.layers.accumulate import shown
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.switches import from_batch, turned
 from batchnorm.preserve import attributes, hooks
+from batchnorm.progress import bars
 from batchnorm.records import Change, Report, plain
 from batchnorm.transforms.follow import scripted_norms
 from batchnorm.transforms.freeze import few_of, is_constant, is_frozen
@@ -170,16 +171,11 @@ class Measured:
         from rich.console import Group
         from rich.text import Text
 
-        from batchnorm.errors import printable
-        from batchnorm.present import report_table
-
-        return Group(Text(printable(repr(self))), report_table(self.report))
+        return Group(Text(printable(repr(self))), self.report)
 
     def _repr_html_(self) -> str:
         """Let a notebook draw tables."""
-        from batchnorm.present import report_html
-
-        return f"<p>{escape(repr(self))}</p>{report_html(self.report)}"
+        return f"<p>{escape(repr(self))}</p>{self.report._repr_html_()}"
 
     def restore(self) -> nn.Module:
         """Put statistics, gamma, beta, modes and ``requires_grad`` back as they were, exactly; return the model."""
@@ -245,8 +241,6 @@ def bar(
     if progress is False:
         yield batches, lambda more: None
         return
-    from batchnorm.progress import bars
-
     with bars(wanted=progress) as shown:
         task = shown.add_task(words, total=None)
         yield shown.track(batches, task_id=task), lambda more: shown.update(task, description=f"{words}, {more}")

@@ -11,9 +11,9 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer, lr_scheduler
 
 from batchnorm.errors import BatchNormError
-from batchnorm.optim import is_optimizer, unwrapped
+from batchnorm.optim import Optimizers, is_optimizer, unwrapped
 from batchnorm.records import Change
-from batchnorm.transforms.follow import Optimizers, as_tuple
+from batchnorm.transforms.follow import as_tuple
 
 _HERE = "recipe"
 

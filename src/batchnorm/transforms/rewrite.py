@@ -20,14 +20,15 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from batchnorm.errors import BatchNormError
+from batchnorm.layers.options import Activation
 
 _ADDS = {operator.add: False, torch.add: False, operator.iadd: True}
 _ADD_METHODS = {"add": False, "add_": True, "__add__": False, "__iadd__": True, "__radd__": False}
-_RELUS = {
+_RELUS: dict[Any, Activation] = {
     torch.relu: "relu", F.relu: "relu", torch.relu_: "relu", F.relu_: "relu", F.relu6: "relu6",
     F.leaky_relu: "leaky_relu", F.leaky_relu_: "leaky_relu",
 }  # fmt: skip
-_RELU_METHODS = {"relu": "relu", "relu_": "relu"}
+_RELU_METHODS: dict[str, Activation] = {"relu": "relu", "relu_": "relu"}
 _SIMPLE = (type(None), bool, int, float, str)
 
 
@@ -55,7 +56,7 @@ class Recipe:
         return (self.base, self.sources, tuple(names), repr(sorted(self.fixed.items())))
 
 
-Fused = tuple["str | None", float]  # an activation and its slope
+Fused = tuple[Activation | None, float]  # an activation and its slope
 
 
 def rewrite(
@@ -247,13 +248,13 @@ def _addends(node: fx.Node) -> tuple[Any, Any, bool] | None:
 
 
 def _activation(node: fx.Node, block: nn.Module) -> Fused | str:
-    name: str | None = None
+    name: Activation | None = None
     slope: Any = 0.0
     if node.op == "call_module":
         found = activation_of(block.get_submodule(str(node.target)))
         return found if found is not None and len(node.all_input_nodes) == 1 else f"{node.target} follows"
     if node.op == "call_function":
-        name = _RELUS.get(node.target)  # type: ignore[arg-type]
+        name = _RELUS.get(node.target)
     elif node.op == "call_method":
         name = _RELU_METHODS.get(str(node.target))
     if name is None or len(node.all_input_nodes) != 1:
@@ -274,7 +275,8 @@ def activation_of(module: nn.Module) -> Fused | None:
     kind = type(module)
     if isinstance(module, nn.LeakyReLU) and kind is nn.LeakyReLU:
         return ("leaky_relu", float(module.negative_slope)) if module.negative_slope >= 0 else None
-    name = {nn.ReLU: "relu", nn.ReLU6: "relu6"}.get(kind)  # type: ignore[call-overload]
+    names: dict[type, Activation] = {nn.ReLU: "relu", nn.ReLU6: "relu6"}
+    name = names.get(kind)
     return None if name is None else (name, 0.0)
 
 

@@ -4,7 +4,7 @@ import math
 
 from batchnorm.lab.judge.claim import Claim, Part, Source, judged, listed, not_run
 from batchnorm.lab.judge.evidence import Estimate
-from batchnorm.lab.judge.measure import State
+from batchnorm.lab.judge.measure import ClaimState
 from batchnorm.report.sections import Bar, Headline, Line, Panel, Panels, Plot, Table
 
 LINES = (
@@ -47,9 +47,9 @@ def claim(name="steps", question="works", title="BN needs fewer steps", retellin
 
 def state(claim, *estimates, sentence="With BN 80 steps, without 1,360.", seconds=41.3):
     if not estimates:
-        return State(claim, "", (), not_run(claim), 0.0)
+        return ClaimState(claim, "", (), not_run(claim), 0.0)
     judgement = judged(sentence, estimates, seeds=5)
-    return State(claim, "quick", (Part({"arm": "with BN"}),), judgement, seconds, {"torch": "2.13.0", "cores": 2})
+    return ClaimState(claim, "quick", (Part({"arm": "with BN"}),), judgement, seconds, {"torch": "2.13.0", "cores": 2})
 
 
 def states():

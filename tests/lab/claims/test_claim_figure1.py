@@ -5,9 +5,9 @@ from silent import Silent
 
 from batchnorm.lab.claims import figure1
 from batchnorm.lab.curves import Curve, Member
-from batchnorm.lab.figure1.outcome import Entry, Outcome, Track
+from batchnorm.lab.figure1.outcome import Figure1Entry, Figure1Outcome, Track
 from batchnorm.lab.figure1.run import followed
-from batchnorm.lab.figure1.settings import PLAIN, WITH, Settings
+from batchnorm.lab.figure1.settings import PLAIN, WITH, Figure1Settings
 
 CURVE = {"steps": [10, 20], "median": [0.5, 0.9], "low": [0.4, 0.8], "high": [0.6, 0.95]}
 SWEEP = [{"rate": rate, "accuracies": [0.9, 0.8, 0.9], "diverged": 0} for rate in (0.1, 1.0)]
@@ -41,8 +41,8 @@ def test_the_unit_that_is_shown_is_of_the_seed_with_the_median_drift():
 
     tracks = tuple(track(seed, far) for seed, far in enumerate((5.0, 1.0, 3.0)))
     assert isinstance(tracks[0], Track)
-    outcome = Outcome(Settings(steps=20, every=10, inits=("xavier",)), (), "digits", "", "")
-    found = figure1.kept(Entry(WITH, "xavier", 1.0, (), tracks), outcome)
+    outcome = Figure1Outcome(Figure1Settings(steps=20, every=10, inits=("xavier",)), (), "digits", "", "")
+    found = figure1.kept(Figure1Entry(WITH, "xavier", 1.0, (), tracks), outcome)
     assert found["drifts"] == [5.0, 1.0, 3.0]
     assert found["percentiles"] == [[0.0, 3.0]] * 3
     assert found["accuracies"] == pytest.approx([0.55] * 3)

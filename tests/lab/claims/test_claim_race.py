@@ -7,8 +7,8 @@ from silent import Silent
 from batchnorm.lab.claims import race
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.depth import facts
-from batchnorm.lab.depth.arms import PLAIN, Settings
-from batchnorm.lab.depth.outcome import Entry, Outcome
+from batchnorm.lab.depth.arms import PLAIN, DepthSettings
+from batchnorm.lab.depth.outcome import DepthEntry, DepthOutcome
 
 CURVE = {"steps": [10, 20], "median": [0.5, 0.9], "low": [0.4, 0.8], "high": [0.6, 0.95]}
 SWEEP = [{"rate": rate, "accuracies": [0.9, 0.8, 0.9], "diverged": 0} for rate in (0.1, 1.0)]
@@ -48,9 +48,9 @@ def test_the_figures_are_those_of_the_curves():
 
     slow = (0.5,) * 6 + (1.0,)  # smoothed over 5 validations: 0.6 at step 70
     fast = (0.5, 0.66, 0.65) + (0.7,) * 4  # 0.58, which is above 95% of it, at step 20, and 0.6 at step 30
-    plain = Entry(10, PLAIN.name, 0.1, (curve(1000, 0.1, *slow),), (curve(0, 0.1, *slow),))
-    normed = Entry(10, "BN x5", 0.5, (curve(1000, 0.5, *fast),), (curve(0, 0.5, *fast),))
-    found = facts.facts_of(Outcome(Settings(seeds=1), (plain, normed), 10, 450), 10)
+    plain = DepthEntry(10, PLAIN.name, 0.1, (curve(1000, 0.1, *slow),), (curve(0, 0.1, *slow),))
+    normed = DepthEntry(10, "BN x5", 0.5, (curve(1000, 0.5, *fast),), (curve(0, 0.5, *fast),))
+    found = facts.facts_of(DepthOutcome(DepthSettings(seeds=1), (plain, normed), 10, 450), 10)
     assert found["fastest"] == "BN x5"
     assert found["target"] == pytest.approx(0.6)
     assert found["arms"]["without BN"]["steps"] == [70]

@@ -8,7 +8,7 @@ from batchnorm.errors import BatchNormError
 from batchnorm.lab.claims import NAMES, all_claims, claim_named
 from batchnorm.lab.judge.claim import BUDGETS, QUESTIONS, not_run
 from batchnorm.lab.judge.command import card
-from batchnorm.lab.judge.measure import State, state_of
+from batchnorm.lab.judge.measure import ClaimState, state_of
 from batchnorm.lab.runs.store import Store
 
 CLAIMS = Path(claim_named.__code__.co_filename).parent
@@ -31,7 +31,7 @@ def test_a_claim_is_whole(name, capsys):
         runs = claim.runs(budget)
         assert len({run.key for run in runs}) == len(runs)
         assert bool(runs) != bool(claim.command)  # what has no parts says what carries it out
-    card(State(claim, "", (), not_run(claim), 0.0))
+    card(ClaimState(claim, "", (), not_run(claim), 0.0))
     text = capsys.readouterr().out
     assert claim.rule in text
     assert f"run it: {claim.how_to_run}" in text

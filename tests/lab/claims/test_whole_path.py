@@ -8,7 +8,7 @@ from silent import Silent
 from batchnorm.lab.claims import claim_named
 from batchnorm.lab.judge.claim import Part
 from batchnorm.lab.judge.figures import entry
-from batchnorm.lab.judge.measure import State
+from batchnorm.lab.judge.measure import ClaimState
 from batchnorm.lab.judge.records import claim_fields
 from batchnorm.records import plain
 
@@ -70,7 +70,7 @@ def test_a_claim_is_measured_judged_and_drawn(name):
         parts.append(Part(own, next((part.result for part in parts if part.options == own), result)))
     assert 0 < recorder.done <= recorder.total
     judgement = claim.judge(parts)
-    shown = entry(json.loads(json.dumps(claim_fields(State(claim, "quick", tuple(parts), judgement, 1.0)))))
+    shown = entry(json.loads(json.dumps(claim_fields(ClaimState(claim, "quick", tuple(parts), judgement, 1.0)))))
     assert shown.outcome == judgement.outcome
     assert shown.sections
     assert len(shown.intervals) == len(judgement.estimates) > 0

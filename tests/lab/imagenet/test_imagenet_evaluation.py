@@ -12,7 +12,7 @@ from torch import nn
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.imagenet.evaluate import evaluate, evaluate_paths, load, population, probabilities
 from batchnorm.lab.imagenet.examples import looks, open_folder, training_batches
-from batchnorm.lab.imagenet.settings import Settings
+from batchnorm.lab.imagenet.settings import ImageNetSettings
 from batchnorm.lab.imagenet.train import run
 
 
@@ -138,4 +138,4 @@ def test_what_cannot_be_evaluated(runs, index, tmp_path):
     save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors")
     with pytest.raises(BatchNormError, match="holds no Inception"):
         load(tmp_path / "other.safetensors", options)
-    assert json.dumps(Settings.of(options).variant) == '"bn-x5"'
+    assert json.dumps(ImageNetSettings.of(options).variant) == '"bn-x5"'

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from batchnorm.errors import BatchNormError
-from batchnorm.lab.imagenet.order import Batches, Place, epoch_order
+from batchnorm.lab.imagenet.order import Batches, EpochPlace, epoch_order
 
 EXAMPLES, SHARD = 50, 8
 
@@ -70,4 +70,4 @@ def test_what_cannot_be_shared():
         batches(processes=5)
     with pytest.raises(BatchNormError, match="no examples"):
         Batches(0, batch=2, seed=0, thorough=True, first=1, last=1)
-    assert Place(0, 1) == Place(0, 1)
+    assert EpochPlace(0, 1) == EpochPlace(0, 1)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.imagenet.evaluate import evaluate_paths, load
 from batchnorm.lab.imagenet.examples import looks, open_folder, training_batches
-from batchnorm.lab.imagenet.settings import Settings
+from batchnorm.lab.imagenet.settings import ImageNetSettings
 from batchnorm.lab.imagenet.train import run
 from batchnorm.lab.imagenet.variants import VARIANTS
 
@@ -191,7 +191,7 @@ def test_without_sync_each_process_has_statistics_of_its_own_and_the_network_the
     rows = tensors["statistics"]
     assert rows.shape[0] == 2
     assert (rows[0] - rows[1]).abs().max() > 1e-4
-    names = [name for name, _ in Settings.of(options).network(3).named_buffers() if "running" in name]
+    names = [name for name, _ in ImageNetSettings.of(options).network(3).named_buffers() if "running" in name]
     torch.testing.assert_close(torch.cat([tensors[f"network.{name}"] for name in names]), rows.mean(0))
     # Validation had that mean, too, on every process.
     assert validation_loss(base / "whole", options) == pytest.approx(lines[-1]["validation_loss"], rel=1e-7)
@@ -235,7 +235,7 @@ def test_what_was_saved_at_the_end_is_what_validation_saw(options, tmp_path):
 
 
 def test_a_resumed_run_sees_the_rest_of_the_images(options):
-    index, settings = open_folder(options["data"]), Settings.of(options)
+    index, settings = open_folder(options["data"]), ImageNetSettings.of(options)
     whole = list(training_batches(index, settings, first=1))
     rest = list(training_batches(index, settings, first=4))
     assert len(whole) == 6

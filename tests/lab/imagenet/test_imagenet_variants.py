@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from batchnorm.errors import BatchNormError
-from batchnorm.lab.imagenet.settings import Settings
+from batchnorm.lab.imagenet.settings import ImageNetSettings
 from batchnorm.lab.imagenet.variants import ENSEMBLE, VARIANTS
 
 OF_THE_PAPER = ("name", "paper_steps", "paper_best", "paper_best_steps", "steps")
@@ -53,7 +53,7 @@ def test_the_others_differ_from_x5_in_one_thing():
 @pytest.mark.parametrize("name", VARIANTS)
 def test_networks_are_built_as_the_variant_says(name):
     of = VARIANTS[name]
-    model = Settings(variant=name, width=1 / 16).network(4)
+    model = ImageNetSettings(variant=name, width=1 / 16).network(4)
     kinds = {kind: sum(isinstance(module, kind) for module in model.modules()) for kind in (nn.Sigmoid, nn.BatchNorm2d)}
     assert bool(kinds[nn.BatchNorm2d]) == of.normalised
     assert bool(kinds[nn.Sigmoid]) == (of.activation == "sigmoid")
@@ -66,7 +66,7 @@ def test_the_rate_falls_exponentially_and_six_times_as_fast_with_batch_normaliza
     assert slow.rate_at(0) == 0.0015
     assert slow.rate_at(16) == pytest.approx(0.0015 * 0.96**2)
     assert fast.rate_at(4) / fast.rate == pytest.approx(slow.rate_at(24) / slow.rate)
-    settings = Settings(variant="inception", batch=32)
+    settings = ImageNetSettings(variant="inception", batch=32)
     assert settings.rate_at(100, examples=400) == pytest.approx(0.0015 * 0.96)  # 8 epochs
 
 
@@ -74,7 +74,7 @@ def test_the_ensemble_has_six_members_with_changes_of_the_paper():
     assert len(ENSEMBLE) == len({member.seed for member in ENSEMBLE}) == 6
     assert {member.dropout for member in ENSEMBLE} == {0.0, 0.05, 0.1}
     for member in ENSEMBLE:
-        assert Settings("bn-x30", width=1 / 16, **asdict(member)).network(3).dropout.p == member.dropout
+        assert ImageNetSettings("bn-x30", width=1 / 16, **asdict(member)).network(3).dropout.p == member.dropout
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ def test_the_ensemble_has_six_members_with_changes_of_the_paper():
 )
 def test_settings_that_cannot_be_run(options, sentence):
     with pytest.raises(BatchNormError, match=sentence):
-        Settings.of(options)
+        ImageNetSettings.of(options)

@@ -13,26 +13,31 @@ from batchnorm.lab.runs.execute import execute
 from batchnorm.lab.runs.experiments import runs_of
 from batchnorm.lab.runs.figures import FIGURES
 from batchnorm.lab.runs.recorder import Recorder, Stopped
-from batchnorm.lab.runs.run import Run
+from batchnorm.lab.runs.run import LabRun
 from batchnorm.lab.runs.store import CHECKPOINT, Busy, Store
 
 SMALL = ["width=4", "depth=1", "steps=30", "every=10"]
 
 
 def added(tmp_path, **options):
-    return Store(tmp_path / "runs").add(Run("train", options, "a run"))
+    return Store(tmp_path / "runs").add(LabRun("train", options, "a run"))
 
 
 def test_a_key_depends_on_the_options_alone():
-    assert Run("train", {"a": 1, "b": 2}, "x").key == Run("train", {"b": 2, "a": 1}, "y").key
-    others = [Run("train", {"a": 1}), Run("train", {"a": 2}), Run("train", {"a": "1"}), Run("claim", {"a": 1})]
+    assert LabRun("train", {"a": 1, "b": 2}, "x").key == LabRun("train", {"b": 2, "a": 1}, "y").key
+    others = [
+        LabRun("train", {"a": 1}),
+        LabRun("train", {"a": 2}),
+        LabRun("train", {"a": "1"}),
+        LabRun("claim", {"a": 1}),
+    ]
     assert len({run.key for run in others}) == 4
 
 
 def test_a_run_is_added_once(tmp_path):
     first = added(tmp_path, seed=0)
     before = (first.path / "run.json").read_bytes()
-    assert Store(tmp_path / "runs").add(Run("train", {"seed": 0}, "another name")).run.name == "a run"
+    assert Store(tmp_path / "runs").add(LabRun("train", {"seed": 0}, "another name")).run.name == "a run"
     assert (first.path / "run.json").read_bytes() == before
     assert first.state == "waiting"
 
@@ -146,7 +151,7 @@ def test_what_is_no_run_is_named_and_left_alone(tmp_path):
 
 
 def test_a_folder_with_other_things_is_not_written_to(tmp_path):
-    run = Run("train", {"seed": 0})
+    run = LabRun("train", {"seed": 0})
     folder = tmp_path / "runs" / run.key
     folder.mkdir(parents=True)
     (folder / "thesis.txt").write_text("mine")
@@ -194,7 +199,7 @@ def test_one_process_at_a_time(tmp_path):
 
 def test_a_failure_is_kept_and_tried_again(tmp_path):
     store = Store(tmp_path / "runs")
-    folder = store.add(Run("train", {"data": "digits"}, "options are missing"))
+    folder = store.add(LabRun("train", {"data": "digits"}, "options are missing"))
     with pytest.raises(KeyError):
         execute(folder)
     assert folder.state == "failed"
@@ -256,7 +261,7 @@ def test_wrong_options_are_refused_before_anything_runs(given, words):
 
 def test_runs_are_found_by_the_beginning_of_their_key(tmp_path):
     store = Store(tmp_path / "runs")
-    folders = [store.add(Run("train", {"seed": seed}, f"seed {seed}")) for seed in range(40)]
+    folders = [store.add(LabRun("train", {"seed": seed}, f"seed {seed}")) for seed in range(40)]
     assert store.find(folders[3].path.name[:10]) == folders[3]
     assert store.find("seed 7") == folders[7]
     first = sorted(folder.path.name[0] for folder in folders)

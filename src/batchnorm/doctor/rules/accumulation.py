@@ -47,9 +47,8 @@ from typing import Any
 from torch import Tensor
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
 from batchnorm.doctor.turns import Turn, Turns, differ, difference
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.nested import tensors_in
 from batchnorm.records import Finding
 
@@ -64,33 +63,33 @@ class _Watcher(Watcher):
         self.given: list[weakref.ref[Tensor]] = []  # since the last step
         self.repeated = self.found = False
 
-    def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
+    def on_call(self, run: TrainingRun, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
         batch = next(iter(tensors_in(arguments, keywords)), None)
         if batch is not None:
             self.repeated = self.repeated or any(given() is batch for given in self.given)
             self.given.append(weakref.ref(batch))
         yield from ()
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         for path, turns in self.turns.add(run, seen):
             yield from self._judge(run, path, turns)
 
-    def on_backward(self, run: Run, path: str) -> Iterator[Finding]:
+    def on_backward(self, run: TrainingRun, path: str) -> Iterator[Finding]:
         self.turns.reached(path)
         yield from ()
 
-    def on_step(self, run: Run) -> Iterator[Finding]:
+    def on_step(self, run: TrainingRun) -> Iterator[Finding]:
         self.given.clear()
         yield from ()
 
-    def short(self, run: Run) -> str:
+    def short(self, run: TrainingRun) -> str:
         return self.turns.short
 
-    def on_end(self, run: Run) -> Iterator[Finding]:
+    def on_end(self, run: TrainingRun) -> Iterator[Finding]:
         for path, turns in self.turns.end(run):
             yield from self._judge(run, path, turns)
 
-    def _judge(self, run: Run, path: str, turns: list[Turn]) -> Iterator[Finding]:
+    def _judge(self, run: TrainingRun, path: str, turns: list[Turn]) -> Iterator[Finding]:
         repeated, self.repeated = self.repeated, False
         times, examples = len(turns[0].calls), min(min(turn.examples) for turn in turns)
         own = all(turn.backward >= times for turn in turns)  # every call had a backward pass

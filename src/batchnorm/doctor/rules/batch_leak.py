@@ -45,9 +45,8 @@ import torch
 from torch import Tensor, nn
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.preserve import in_mode
 from batchnorm.records import Finding
 
@@ -175,7 +174,7 @@ class _Watcher(Watcher):
         self.stride = 1
         self.now = self.judged = False
 
-    def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
+    def on_call(self, run: TrainingRun, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
         labels, self.now = run.labels, False
         if labels is not None and labels.dim() == 1 and not labels.dtype.is_floating_point and run.gradients:
             self.now = self.calls % self.stride == 0
@@ -193,25 +192,25 @@ class _Watcher(Watcher):
                     self._look_farther()
         yield from ()
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         wanted = self.means is not None and self.now and seen.call and seen.from_batch and not seen.recomputed
         if wanted and self.means is not None and seen.x.dim() > 1:
             self.means.setdefault(seen.path, Means()).add(seen.x)
         yield from ()
 
-    def on_return(self, run: Run, output: Any) -> Iterator[Finding]:
+    def on_return(self, run: TrainingRun, output: Any) -> Iterator[Finding]:
         if self.means is not None and self.now:
             self.measured += 1
             if self.measured == MEASURED:
                 yield from _judge(self.means, self.counts, spread(self.counts)[0], None, run.step)
                 self._look_farther()
 
-    def short(self, run: Run) -> str:
+    def short(self, run: TrainingRun) -> str:
         if self.judged or not self.calls:
             return ""
         return f"the labels of {self.calls} of {BATCHES} batches"
 
-    def lacks(self, run: Run) -> str:
+    def lacks(self, run: TrainingRun) -> str:
         return "" if self.calls else "the class labels of the batches (run.told(labels))"
 
     def _look_farther(self) -> None:

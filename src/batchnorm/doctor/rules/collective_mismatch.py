@@ -45,10 +45,10 @@ from batchnorm.distributed.agreement import Together
 from batchnorm.distributed.groups import members
 from batchnorm.distributed.ledger import SAME, in_words
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, uses
 from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.watcher import Watcher
+from batchnorm.doctor.watcher import TrainingRun, Watcher
 from batchnorm.errors import BatchNormError
+from batchnorm.layers.switches import uses
 from batchnorm.layers.sync import Synchronised
 from batchnorm.records import Finding
 
@@ -111,13 +111,13 @@ def synchronised(layer: _BatchNorm) -> bool:
 class _Watcher(Watcher):
     """Keeps what the layers' own ledger found, when it ends a forward pass, or the run by a backward pass."""
 
-    def on_return(self, run: Run, output: Any) -> Iterator[Finding]:
+    def on_return(self, run: TrainingRun, output: Any) -> Iterator[Finding]:
         return self._taken(run)
 
-    def on_end(self, run: Run) -> Iterator[Finding]:
+    def on_end(self, run: TrainingRun) -> Iterator[Finding]:
         return self._taken(run)
 
-    def _taken(self, run: Run) -> Iterator[Finding]:
+    def _taken(self, run: TrainingRun) -> Iterator[Finding]:
         error = sys.exc_info()[1]  # these are called while it is on its way
         if not isinstance(error, BatchNormError) or SAME not in error.do:
             return

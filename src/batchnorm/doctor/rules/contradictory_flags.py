@@ -59,9 +59,8 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.layers.batch import _Fast
 from batchnorm.preserve import in_mode
 from batchnorm.records import Change, Finding, Report
@@ -152,7 +151,7 @@ class _Watcher(Watcher):
     def __init__(self) -> None:
         self.layers: dict[str, _Followed] = {}
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         layer, followed = seen.layer, self.layers.get(seen.path)
         if seen.recomputed or not seen.from_batch or not seen.gradients or not layer.training:
             return
@@ -172,7 +171,7 @@ class _Watcher(Watcher):
             followed.moved = True  # it was switched off on purpose
 
 
-def _stands_still(run: Run, path: str, layer: _BatchNorm, followed: _Followed) -> Finding:
+def _stands_still(run: TrainingRun, path: str, layer: _BatchNorm, followed: _Followed) -> Finding:
     before = "None" if followed.momentum is None else f"{followed.momentum:g}"
     why = (
         f"its momentum went from {before} to {layer.momentum:g}"

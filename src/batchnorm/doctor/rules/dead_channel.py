@@ -38,7 +38,7 @@ from torch import Tensor
 
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Norm, Subject
-from batchnorm.doctor.variances import OF_EPS, Measured, measure
+from batchnorm.doctor.variances import OF_EPS, InputVariances, measure
 from batchnorm.records import Finding
 
 GAMMA, VARIANCE = 1e-3, 1e-4  # of the layer's largest gamma; of its variances but for the largest tenth
@@ -54,7 +54,7 @@ def look(subject: Subject) -> Iterator[Finding]:
         yield from _of(norm, constant[norm.path], inputs.get(norm.path))
 
 
-def _of(norm: Norm, constant: Tensor | None, seen: Measured | None) -> Iterator[Finding]:
+def _of(norm: Norm, constant: Tensor | None, seen: InputVariances | None) -> Iterator[Finding]:
     size = _channels(norm)
     # A gamma that was drawn at random, or set to zero, says nothing before it has learnt.
     faded = None if _young(norm) else _faded(norm.weight)

@@ -41,9 +41,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import uses
 from batchnorm.doctor.subject import Subject
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.switches import uses
 from batchnorm.preserve import in_mode, random_states
 from batchnorm.records import Change, Finding, Report
 

@@ -58,12 +58,11 @@ from batchnorm.distributed.groups import members
 from batchnorm.doctor.gap import MEAN, VARIANCE
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Norm, Subject, norm_of, spread
 from batchnorm.doctor.tallies import layer_is_local
 from batchnorm.doctor.turns import Difference, Turn, differ, difference
-from batchnorm.doctor.watcher import Pass, Watcher
-from batchnorm.moments import Moments, merged
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
+from batchnorm.moments import Moments, distance, merged
 from batchnorm.records import Change, Finding, Report
 from batchnorm.transforms.measuring import replaced
 
@@ -80,7 +79,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     norms = [norm for norm in subject.norms if _flat(norm)]
     ranks = members(subject.process_group)
     for norm, parts in zip(norms, _of_all(norms, subject.process_group), strict=True):
-        off, apart = _differences(parts, norm.eps)
+        off, apart = distance(parts.mean, parts.var, *merged(parts)[1:], norm.eps)
         lost = ~(off.isfinite() & apart.isfinite())
         if bool(lost.all()):  # nobody has statistics that could be compared, or all were merged with such
             lost = ~(parts.mean.isfinite().all(1) & parts.var.isfinite().all(1))
@@ -100,16 +99,14 @@ def look(subject: Subject) -> Iterator[Finding]:
             yield _found(norm.path, ranks, far, off, apart, parts)
 
 
-def _differences(parts: Moments, eps: float) -> tuple[Tensor, Tensor]:
-    """How far each rank's statistics are from those of all together: means, and logarithms of variances."""
-    whole = merged(parts)
-    width = whole.var + eps
-    off = ((parts.mean - whole.mean).square() / width).mean(1).sqrt()
-    return off, ((parts.var + eps) / width).log().square().mean(1).sqrt()
-
-
 def _found(
-    path: str, ranks: Sequence[int], far: int, off: Tensor, apart: Tensor, parts: Moments, run: Run | None = None
+    path: str,
+    ranks: Sequence[int],
+    far: int,
+    off: Tensor,
+    apart: Tensor,
+    parts: Moments,
+    run: TrainingRun | None = None,
 ) -> Finding:
     return RULE.found(
         path,
@@ -126,7 +123,7 @@ def _found(
     )
 
 
-def _batches_differ(path: str, far: Difference, run: Run) -> Finding:
+def _batches_differ(path: str, far: Difference, run: TrainingRun) -> Finding:
     return RULE.found(
         path,
         f"in {HISTORY} of {HISTORY} steps the batches of rank {far.position} differed from those of the others in the "
@@ -150,25 +147,25 @@ class _Watcher(Watcher):
         self.batches: dict[str, Moments] = {}  # of this step
         self.turns: dict[str, deque[Turn]] = {}  # the batches of all ranks, in place of the calls of a step
 
-    def on_begin(self, run: Run) -> Iterator[Finding]:
+    def on_begin(self, run: TrainingRun) -> Iterator[Finding]:
         flat = [path for path, layer in run.layers.items() if _flat(norm_of(path, layer))]
         self.paths = spread(flat, LAYERS)
         names = ";".join(f"{path} {run.layers[path].num_features}" for path in self.paths)
         self.board = Board(f"{zlib.crc32(names.encode()):08x}") if self.paths else None
         yield from ()
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         if seen.updates:
             self.moved.add(seen.path)
             if run.looking and seen.path in self.paths and seen.path not in self.batches and self._compares(run, seen):
                 self.batches[seen.path] = seen.moments
         yield from ()
 
-    def _compares(self, run: Run, seen: Pass) -> bool:
+    def _compares(self, run: TrainingRun, seen: Pass) -> bool:
         alone = self.board is None or self.board.store is None or self.entries - self.compared > PATIENCE
         return not alone and layer_is_local(seen.layer)
 
-    def on_step(self, run: Run) -> Iterator[Finding]:
+    def on_step(self, run: TrainingRun) -> Iterator[Finding]:
         if self.board is None or self.board.store is None:
             return
         due = run.step % run.every == 0
@@ -179,16 +176,16 @@ class _Watcher(Watcher):
             self.entries += 1
         self.batches.clear()
 
-    def on_end(self, run: Run) -> Iterator[Finding]:
+    def on_end(self, run: TrainingRun) -> Iterator[Finding]:
         if self.board is not None and self.board.store is not None:
             yield from self._compare(run)
             self.board.clear()
 
-    def lacks(self, run: Run) -> str:
+    def lacks(self, run: TrainingRun) -> str:
         alone = self.board is not None and self.board.ranks > 1 and self.entries > TWICE and self.compared < 0
         return "the monitor on every rank, with the same model" if alone else ""
 
-    def _numbers(self, run: Run) -> list[float]:
+    def _numbers(self, run: TrainingRun) -> list[float]:
         numbers: list[float] = []
         for path in self.paths:
             norm = norm_of(path, run.layers[path])
@@ -202,7 +199,7 @@ class _Watcher(Watcher):
             numbers += [float(count if path in self.moved else 0), *few]
         return numbers
 
-    def _compare(self, run: Run) -> Iterator[Finding]:
+    def _compare(self, run: TrainingRun) -> Iterator[Finding]:
         """Compare the last entry, once all ranks have put it up."""
         entry = self.entries - 1
         rows = self.board.read(entry) if self.board is not None and entry > self.compared else None
@@ -219,7 +216,7 @@ class _Watcher(Watcher):
             parts = Moments(counts[:, 0], mean, var)
             if not bool((counts > 0).all()):  # it does not train on some of them
                 continue
-            off, apart = _differences(parts, layer.eps)
+            off, apart = distance(parts.mean, parts.var, *merged(parts)[1:], layer.eps)
             beyond = float(off.max()) > MEAN or float(apart.max()) > VARIANCE  # not so if one is NaN: that is BN203's
             self.off[path] = self.off.get(path, 0) + 1 if beyond else 0
             if self.off[path] == TWICE:

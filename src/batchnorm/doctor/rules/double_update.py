@@ -35,8 +35,7 @@ from collections.abc import Iterator, Sequence
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.layers.recompute import update_once
 from batchnorm.records import Change, Finding, Report
 
@@ -49,21 +48,21 @@ class _Watcher(Watcher):
         self.calls: dict[str, int] = {}
         self.again: dict[str, int] = {}  # recomputed, since the last step
 
-    def on_begin(self, run: Run) -> Iterator[Finding]:
+    def on_begin(self, run: TrainingRun) -> Iterator[Finding]:
         for path, layer in run.layers.items():
             count = layer.num_batches_tracked
             self.before[path] = None if count is None or count.is_meta else int(count)
             self.calls[path] = 0
         yield from ()
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         if seen.updates and seen.recomputed:
             self.again[seen.path] = self.again.get(seen.path, 0) + 1
         elif seen.updates:
             self.calls[seen.path] += 1
         yield from ()
 
-    def on_step(self, run: Run) -> Iterator[Finding]:
+    def on_step(self, run: TrainingRun) -> Iterator[Finding]:
         again, self.again = self.again, {}
         for path in again:
             layer, calls = run.layers[path], self.calls[path]
@@ -85,7 +84,7 @@ class _Watcher(Watcher):
                 momentum=-1.0 if layer.momentum is None else layer.momentum,
             )
 
-    def on_end(self, run: Run) -> Iterator[Finding]:
+    def on_end(self, run: TrainingRun) -> Iterator[Finding]:
         yield from self.on_step(run)
 
 

@@ -45,9 +45,8 @@ from torch.overrides import TorchFunctionMode
 
 from batchnorm.dataflow import Call, Graph
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import uses
 from batchnorm.doctor.subject import Subject
-from batchnorm.layers.switches import no_update
+from batchnorm.layers.switches import no_update, uses
 from batchnorm.records import Finding
 
 SHIFT, LARGE = math.log(1.05), math.log(1.25)  # of the variance: worth a word; worth a warning

@@ -45,8 +45,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import uses
 from batchnorm.doctor.subject import Subject
+from batchnorm.layers.switches import uses
 from batchnorm.records import Change, Finding, Report
 
 FOREIGN, SURELY = 0.5, 0.9  # of a momentum: more than torch's users choose; what Keras's users do

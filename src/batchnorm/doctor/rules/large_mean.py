@@ -52,7 +52,7 @@ ERROR = 0.01  # standard deviations of the output, in the worst channel
 RATIO, LARGE = 300.0, 1e15  # below, float32 has digits enough: it is not measured
 
 
-class _Tally:
+class _ErrorTally:
     """The largest error of one layer, over the batches."""
 
     def __init__(self, layer: _BatchNorm) -> None:
@@ -120,4 +120,4 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
 RULE = Rule(
     "BN207", "large-mean", "warning", __doc__, look, ("model", "example"), fix=fix, safety="safe", keeps=False
 )  # fmt: skip
-SHARED[RULE.code] = lambda subject: {layer: _Tally(layer) for layer in training_norms(subject).values()}
+SHARED[RULE.code] = lambda subject: {layer: _ErrorTally(layer) for layer in training_norms(subject).values()}

@@ -44,8 +44,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import uses
 from batchnorm.doctor.subject import Norm, Subject
+from batchnorm.layers.switches import uses
 from batchnorm.optim import state_of
 from batchnorm.records import Change, Finding, Report
 

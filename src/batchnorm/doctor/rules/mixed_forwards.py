@@ -39,9 +39,8 @@ import math
 from collections.abc import Iterator
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
 from batchnorm.doctor.turns import Turn, Turns, differ, difference
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.records import Finding
 
 _ORDER = ("first", "second", "third", "fourth", "fifth")
@@ -51,19 +50,19 @@ class _Watcher(Watcher):
     def __init__(self) -> None:
         self.turns = Turns()
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         for path, turns in self.turns.add(run, seen):
             yield from _judge(run, path, turns)
 
-    def short(self, run: Run) -> str:
+    def short(self, run: TrainingRun) -> str:
         return self.turns.short
 
-    def on_end(self, run: Run) -> Iterator[Finding]:
+    def on_end(self, run: TrainingRun) -> Iterator[Finding]:
         for path, turns in self.turns.end(run):
             yield from _judge(run, path, turns)
 
 
-def _judge(run: Run, path: str, turns: list[Turn]) -> Iterator[Finding]:
+def _judge(run: TrainingRun, path: str, turns: list[Turn]) -> Iterator[Finding]:
     found = difference(turns)
     if differ(found):
         calls = len(turns[0].calls)

@@ -39,9 +39,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, uses
 from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
+from batchnorm.layers.switches import uses
 from batchnorm.layers.sync import Synchronised
 from batchnorm.records import Finding
 from batchnorm.transforms.freeze import is_frozen
@@ -88,12 +88,12 @@ class _Watcher(Watcher):
         self.seen: dict[str, bool] = {}  # since the last step: whether each layer is synchronised
         self.steps = 0
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         if self.steps < STEPS and seen.gradients and seen.updates and seen.from_batch and not seen.recomputed:
             self.seen[seen.path] = _synchronised(seen.layer)
         yield from ()
 
-    def on_step(self, run: Run) -> Iterator[Finding]:
+    def on_step(self, run: TrainingRun) -> Iterator[Finding]:
         kinds, self.seen = self.seen, {}
         if len(set(kinds.values())) == 2:
             self.steps += 1

@@ -45,9 +45,9 @@ from torch import Tensor, nn
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, uses
 from batchnorm.doctor.subject import Norm, Subject, measured, norm_of
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
+from batchnorm.layers.switches import uses
 from batchnorm.optim import state_of
 from batchnorm.records import Finding, Report
 from batchnorm.transforms.freeze import is_frozen
@@ -125,14 +125,14 @@ class _Watcher(Watcher):
         self.ran: set[str] = set()  # since the last step
         self.learnt: set[str] = set()
 
-    def on_begin(self, run: Run) -> Iterator[Finding]:
+    def on_begin(self, run: TrainingRun) -> Iterator[Finding]:
         for path, layer in run.layers.items():
             norm = norm_of(path, layer)
             if norm.is_new and not _trained(norm) and not is_frozen(layer) and uses(layer, training=True)[1]:
                 self.new[path] = 0
         yield from ()
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         if seen.path in self.new and not seen.recomputed:
             if seen.from_batch or (seen.gradients and not _in_evaluation(run.model, seen.path)):
                 del self.new[seen.path]
@@ -140,15 +140,15 @@ class _Watcher(Watcher):
                 self.ran.add(seen.path)
         yield from ()
 
-    def on_backward(self, run: Run, path: str) -> Iterator[Finding]:
+    def on_backward(self, run: TrainingRun, path: str) -> Iterator[Finding]:
         self.learnt.add(path)
         yield from ()
 
-    def on_step(self, run: Run) -> Iterator[Finding]:
+    def on_step(self, run: TrainingRun) -> Iterator[Finding]:
         for path in sorted(self.ran & self.learnt & self.new.keys()):
             self.new[path] += 1
             if self.new[path] == STEPS and norm_of(path, run.layers[path]).is_new:
-                if any(other.code == "BN105" and other.path == path for other in run.findings):
+                if run.found("BN105", path):
                     continue  # which knows when it was put into evaluation mode
                 yield RULE.found(
                     path,
@@ -159,7 +159,7 @@ class _Watcher(Watcher):
                 )  # fmt: skip
         self.ran, self.learnt = set(), set()
 
-    def short(self, run: Run) -> str:
+    def short(self, run: TrainingRun) -> str:
         most = max(self.new.values(), default=0)
         return f"{most} of {STEPS} steps of new layers in evaluation mode" if 0 < most < STEPS else ""
 

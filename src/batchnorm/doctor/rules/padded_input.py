@@ -46,12 +46,11 @@ import torch
 from torch import Tensor
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject, spread
 from batchnorm.doctor.tallies import FED, SHARED, shared, training_norms
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.functional import moments
-from batchnorm.moments import Moments, merged
+from batchnorm.moments import Moments, distance, merged
 from batchnorm.nested import tensors_in
 from batchnorm.records import Finding
 
@@ -65,7 +64,7 @@ FEW = 4  # channels that are compared first
 REPAIR = "bn.MaskedBatchNorm, or bn.BatchNorm1d/2d/3d with mask=lengths"
 
 
-class _Tally:
+class _PaddingTally:
     """The moments of one layer's padded inputs, with the padding and without it, and how many batches have any."""
 
     def __init__(self) -> None:
@@ -92,9 +91,7 @@ class _Tally:
         if not self.sides or self.sides.most_common(1)[0][1] < OFTEN * self.batches:
             return {}
         whole, real = (merged(Moments(*map(torch.stack, zip(*m, strict=True)))) for m in (self.all, self.real))
-        width = real.var + eps
-        off = float(((whole.mean - real.mean).square() / width).mean().sqrt())
-        apart = float(((whole.var + eps) / width).log().square().mean().sqrt())
+        off, apart = map(float, distance(whole.mean, whole.var, real.mean, real.var, eps))
         if not (off > OFF or apart > APART):
             return {}
         share = self.padded / self.positions
@@ -235,17 +232,17 @@ class _Watcher(Watcher):
     """Adds up the batches of every layer; those of a call whose own input has no padding are not inspected."""
 
     def __init__(self) -> None:
-        self.tallies: dict[str, _Tally] = {}
+        self.tallies: dict[str, _PaddingTally] = {}
         self.plain = False
 
-    def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
+    def on_call(self, run: TrainingRun, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
         self.plain = run.looking and unpadded(arguments, keywords)
         yield from ()
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         if not run.looking or not seen.from_batch or seen.mask is not None or seen.recomputed or seen.x.dim() < 3:
             return
-        tally = self.tallies.setdefault(seen.path, _Tally())
+        tally = self.tallies.setdefault(seen.path, _PaddingTally())
         if self.plain:
             tally.batches += 1
         else:
@@ -253,10 +250,10 @@ class _Watcher(Watcher):
             if tally.batches >= LOOKS and (numbers := tally.verdict(seen.layer.eps)):
                 yield _found(seen.path, numbers, run.step)
 
-    def short(self, run: Run) -> str:
+    def short(self, run: TrainingRun) -> str:
         waiting = [tally.batches for tally in self.tallies.values() if tally.sides and tally.batches < LOOKS]
         return f"{max(waiting)} of {LOOKS} batches with what may be padding" if waiting else ""
 
 
 RULE = Rule("BN206", "padded-input", "warning", __doc__, look, ("model", "example"), watch=_Watcher)
-SHARED[RULE.code] = lambda subject: {layer: _Tally() for layer in training_norms(subject).values()}
+SHARED[RULE.code] = lambda subject: {layer: _PaddingTally() for layer in training_norms(subject).values()}

@@ -69,9 +69,9 @@ from batchnorm.doctor.learning import (
 )
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, uses
 from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
+from batchnorm.layers.switches import uses
 from batchnorm.preserve import untouched
 from batchnorm.records import Finding, Report
 from batchnorm.transforms.freeze import cannot_freeze, freeze
@@ -171,17 +171,17 @@ class _Forgotten:
         self.steps: dict[str, int] = {}  # in a row, that a layer learnt and stood still
         self.since = 0
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: TrainingRun) -> None:
         self.trains = {path for path, layer in run.layers.items() if run.model.training and layer.training}
 
-    def called(self, run: Run) -> None:
+    def called(self, run: TrainingRun) -> None:
         if not run.model.training and not run.gradients and not self.validated:
             self.validated, self.since = True, run.step
 
     def passed(self, seen: Pass) -> None:
         (self.moved if seen.layer.training else self.still).add(seen.path)
 
-    def stepped(self, run: Run) -> Iterator[Finding]:
+    def stepped(self, run: TrainingRun) -> Iterator[Finding]:
         """Count a step; one in which any layer ran in training mode ends the row of all."""
         still, moved, learnt = self.still, self.moved, self.learnt
         self.still, self.moved, self.learnt = set(), set(), set()
@@ -224,10 +224,10 @@ class _Still:
         self.held: tuple[Any, Learns] = (None, requires_grad)
         self.others: set[int] = set()  # the parameters of the optimizers that are not stepping
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: TrainingRun) -> None:
         self.flags = list(flags(run.model, list(run.layers)))
 
-    def stepped(self, run: Run) -> Iterator[Finding]:
+    def stepped(self, run: TrainingRun) -> Iterator[Finding]:
         """Count a step."""
         moved, self.moved = self.moved, set()
         if not moved:
@@ -244,14 +244,14 @@ class _Still:
             if self.flagged[flag.path] == UNLEARNT:
                 yield _flagged(flag, moving, fixable=False, step=run.step)
 
-    def _learns(self, run: Run) -> Learns:
+    def _learns(self, run: TrainingRun) -> Learns:
         known = run.known_optimizers
         key = [(id(o), sum(len(group["params"]) for group in o.param_groups)) for o in known]
         if self.held[0] != key:
             self.held = key, held_by(known)
         return self.held[1]
 
-    def _layer(self, run: Run, path: str, learns: Learns) -> Iterator[Finding]:
+    def _layer(self, run: TrainingRun, path: str, learns: Learns) -> Iterator[Finding]:
         layer = run.layers[path]
         own = affine(layer)
         held = any(learns(p) for p in own)
@@ -295,17 +295,17 @@ class _Watcher(Watcher):
         self.still = _Still()
         self.forgotten = _Forgotten()
 
-    def on_begin(self, run: Run) -> Iterator[Finding]:
+    def on_begin(self, run: TrainingRun) -> Iterator[Finding]:
         self.forgotten.begin(run)
         self.still.begin(run)
         yield from ()
 
-    def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
+    def on_call(self, run: TrainingRun, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
         self.validated = self.validated or not run.model.training
         self.forgotten.called(run)
         yield from ()
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         if seen.recomputed:
             return
         if seen.updates:
@@ -334,11 +334,11 @@ class _Watcher(Watcher):
             )  # fmt: skip
         self.moved.add(path)
 
-    def on_backward(self, run: Run, path: str) -> Iterator[Finding]:
+    def on_backward(self, run: TrainingRun, path: str) -> Iterator[Finding]:
         self.forgotten.learnt.add(path)
         yield from ()
 
-    def on_step(self, run: Run) -> Iterator[Finding]:
+    def on_step(self, run: TrainingRun) -> Iterator[Finding]:
         yield from self.forgotten.stepped(run)
         yield from self.still.stepped(run)
         for path in self.moved:

@@ -47,9 +47,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchnorm.doctor.finite import is_mask, not_finite
 from batchnorm.doctor.remeasure import remeasure
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.layers.batch import _Fast
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import in_mode
@@ -190,7 +189,7 @@ class _Watcher(Watcher):
         self.given: list[Tensor] = []
         self.known: set[str] | None = None
 
-    def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
+    def on_call(self, run: TrainingRun, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
         self.order, self.given = {}, tensors_in(*arguments, *keywords.values())
         if self.known is None:
             self.known = {path for path, layer in run.layers.items() if not _all_finite([layer])}
@@ -200,12 +199,12 @@ class _Watcher(Watcher):
                 words = f"{_words(counts)}, from before the run began"
                 yield RULE.found(path, words, REPAIR, step=run.step, call=run.call, **counts)
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         if seen.updates and seen.path not in (self.known or ()):
             self.order.setdefault(seen.path, seen.layer)
         return iter(())
 
-    def on_return(self, run: Run, output: Any) -> Iterator[Finding]:
+    def on_return(self, run: TrainingRun, output: Any) -> Iterator[Finding]:
         order, given = self.order, self.given
         self.order, self.given = {}, []
         if order and not _all_finite(order.values()):

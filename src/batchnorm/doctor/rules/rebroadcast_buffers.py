@@ -43,9 +43,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.recompute import in_backward
 from batchnorm.records import Finding
@@ -96,7 +95,7 @@ class _Watcher(Watcher):
     def __init__(self) -> None:
         self.waiting: dict[str, list[weakref.ref[_Mark]]] = {}
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         if _minds(seen.layer) and seen.gradients and seen.y.requires_grad and not seen.recomputed:
             assert seen.layer.running_mean is not None
             mark = _Mark(seen.layer.running_mean._version)
@@ -105,7 +104,7 @@ class _Watcher(Watcher):
         return iter(())
 
     def on_input(
-        self, run: Run, path: str, layer: _BatchNorm, x: Tensor, mask: Tensor | None
+        self, run: TrainingRun, path: str, layer: _BatchNorm, x: Tensor, mask: Tensor | None
     ) -> Iterator[Finding]:  # fmt: skip
         if in_backward():  # a recomputation, which may work with copies of the buffers
             return

@@ -39,12 +39,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchnorm.doctor.activations import CARRIERS, KINDS, READERS, Following, Listening, Signal, measure, worst
+from batchnorm.doctor.activations import (
+    CARRIERS,
+    KINDS,
+    READERS,
+    ActivationOutput,
+    Following,
+    Listening,
+    measure,
+    worst,
+)
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.watcher import Watcher
+from batchnorm.doctor.watcher import TrainingRun, Watcher
 from batchnorm.nested import tensors_in
 from batchnorm.preserve import in_mode
 from batchnorm.records import Finding, Report
@@ -64,7 +72,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     """Run some batches, or the example, through a copy in training mode."""
     given = subject.batches[:BATCHES] or [subject.example]
     run = subject.run_batch if subject.batches else subject.run
-    found: list[Signal] = []
+    found: list[ActivationOutput] = []
     for training in (True, False):
         model = in_mode(copy.deepcopy(subject.net), training)
         found.clear()
@@ -87,7 +95,7 @@ class _Watcher(Watcher):
         self.following = Following()
         self.now = self.differing = False
 
-    def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
+    def on_call(self, run: TrainingRun, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
         self.following.clear()
         self.now = run.looking and run.gradients
         if self.now:
@@ -95,7 +103,7 @@ class _Watcher(Watcher):
         yield from ()
 
     def on_module(
-        self, run: Run, path: str, module: nn.Module, arguments: tuple[Any, ...], output: Any
+        self, run: TrainingRun, path: str, module: nn.Module, arguments: tuple[Any, ...], output: Any
     ) -> Iterator[Finding]:
         if not self.now or not isinstance(output, Tensor) or not module.training:
             return
@@ -109,7 +117,7 @@ class _Watcher(Watcher):
         elif signal is not None:
             self.following.made(output, signal)
 
-    def on_return(self, run: Run, output: Any) -> Iterator[Finding]:
+    def on_return(self, run: TrainingRun, output: Any) -> Iterator[Finding]:
         self.following.clear()
         self.now = False
         yield from ()
@@ -121,7 +129,7 @@ def _differ(given: Any) -> bool:
     return any(bool((t[:1] != t[1:]).any()) for t in tensors)
 
 
-def _judge(signal: Signal, differing: bool, step: int | None) -> Iterator[Finding]:
+def _judge(signal: ActivationOutput, differing: bool, step: int | None) -> Iterator[Finding]:
     enough = differing and signal.examples >= EXAMPLES
     if signal.flat > SATURATED:
         sentence = (

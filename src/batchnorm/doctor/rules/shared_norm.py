@@ -47,9 +47,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import uses
 from batchnorm.doctor.subject import Subject
-from batchnorm.layers.switches import use_batch_statistics
+from batchnorm.layers.switches import use_batch_statistics, uses
 from batchnorm.records import Finding
 
 MEAN, VARIANCE = 0.5, math.log(2.0)  # standard deviations; natural logarithm of the ratio

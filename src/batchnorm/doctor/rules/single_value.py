@@ -40,10 +40,10 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from batchnorm.doctor.patient import PLAIN, Patient, to_ours
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, uses
 from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.watcher import Watcher
+from batchnorm.doctor.watcher import TrainingRun, Watcher
 from batchnorm.layers.batch import _Fast
+from batchnorm.layers.switches import uses
 from batchnorm.layers.sync import Synchronised
 from batchnorm.nested import tensors_in
 from batchnorm.records import Change, Finding, Report
@@ -119,7 +119,7 @@ class _Watcher(Watcher):
     """Torch's layer raises before any hook after it could speak, so this is said when the layer is about to run."""
 
     def on_input(
-        self, run: Run, path: str, layer: _BatchNorm, x: Tensor, mask: Tensor | None
+        self, run: TrainingRun, path: str, layer: _BatchNorm, x: Tensor, mask: Tensor | None
     ) -> Iterator[Finding]:  # fmt: skip
         if x.dim() < 2 or x.shape[0] * _positions(x.shape) != 1 or not _refuses(layer):
             return

@@ -58,8 +58,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, uses
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
+from batchnorm.layers.switches import uses
+from batchnorm.moments import distance
 from batchnorm.records import Finding, Report
 from batchnorm.transforms.calibrate import calibrate
 
@@ -68,7 +69,7 @@ MEAN, LOG_VARIANCE = 0.1, 0.2  # the model's statistics are farther away than th
 
 
 @dataclass
-class _Layer:
+class _CopiedLayer:
     path: str
     copied: _BatchNorm
     of_model: _BatchNorm
@@ -82,22 +83,21 @@ class _Layer:
             return 0.0, 0.0
         if uses(self.copied)[0] or not (torch.equal(mean, self.mean) and torch.equal(var, self.var)):
             return 0.0, 0.0
-        eps = self.copied.eps
-        away = (theirs.running_mean.to(mean) - mean) / (var + eps).sqrt()
-        factor = ((theirs.running_var.to(var) + eps) / (var + eps)).log()
-        return float(away.double().square().mean().sqrt()), float(factor.double().square().mean().sqrt())
+        here = theirs.running_mean.to(mean).double(), theirs.running_var.to(var).double()
+        away, factor = distance(*here, mean.double(), var.double(), self.copied.eps)
+        return float(away), float(factor)
 
 
 class _Watcher(Watcher):
     def __init__(self) -> None:
-        self.layers: dict[str, list[_Layer]] = {}
+        self.layers: dict[str, list[_CopiedLayer]] = {}
         self.parameters: dict[str, list[tuple[Tensor, Tensor]]] = {}
         self.looked: dict[str, int] = {}
         self.found: set[str] = set()
         self.inside: dict[str, str] = {}  # the BN layers of copies that are parts of the model, and whose they are
         self.measured: dict[str, int] = {}  # after how many updates of an average its statistics were
 
-    def on_begin(self, run: Run) -> Iterator[Finding]:
+    def on_begin(self, run: TrainingRun) -> Iterator[Finding]:
         for name, copied in run.copies.items():
             self._remember(name, copied, counterparts(copied, run.model, name))
         paths = {layer: path for path, layer in run.layers.items()}
@@ -109,35 +109,35 @@ class _Watcher(Watcher):
 
     def _remember(self, name: str, copied: nn.Module, of_model: dict[str, _BatchNorm]) -> None:
         self.layers[name] = [
-            _Layer(path, m, of_model[_plain(path)], m.running_mean.clone(), m.running_var.clone())
+            _CopiedLayer(path, m, of_model[_plain(path)], m.running_mean.clone(), m.running_var.clone())
             for path, m in copied.named_modules()
             if isinstance(m, _BatchNorm) and _plain(path) in of_model and m is not of_model[_plain(path)]
             if m.running_mean is not None and m.running_var is not None
         ]
         self.parameters[name] = [(p, _few(p)) for p in copied.parameters()]
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         name = self.inside.get(seen.path)
         if name is not None and not seen.from_batch:
             yield from self._called(run, name)
 
-    def on_copy(self, run: Run, name: str) -> Iterator[Finding]:
+    def on_copy(self, run: TrainingRun, name: str) -> Iterator[Finding]:
         copied = run.copies[name]
         if _is_plain_average(copied):
             yield from self._judge_average(run, name, copied)
         yield from self._called(run, name)
 
-    def _called(self, run: Run, name: str) -> Iterator[Finding]:
+    def _called(self, run: TrainingRun, name: str) -> Iterator[Finding]:
         if run.step and name not in self.found and self.looked.get(name) != run.step:
             self.looked[name] = run.step
             yield from self._judge(run, name, None)
 
-    def on_end(self, run: Run) -> Iterator[Finding]:
+    def on_end(self, run: TrainingRun) -> Iterator[Finding]:
         for name in self.layers:
             if name not in self.found:
                 yield from self._judge(run, name, "advice")
 
-    def lacks(self, run: Run) -> str:
+    def lacks(self, run: TrainingRun) -> str:
         if not self.layers and not self.found:
             return "the copies that follow the model, if there are any (copies=)"
         strange = [name for name, layers in self.layers.items() if not layers and _norms(run.copies.get(name))]
@@ -145,7 +145,7 @@ class _Watcher(Watcher):
             f"copies of the model: no BN layer of {', '.join(map(repr, strange))} is one of its own" if strange else ""
         )
 
-    def _judge_average(self, run: Run, name: str, average: AveragedModel) -> Iterator[Finding]:
+    def _judge_average(self, run: TrainingRun, name: str, average: AveragedModel) -> Iterator[Finding]:
         layers = [m for m in average.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
         updates = int(average.n_averaged)
         if any(uses(layer)[0] for layer in layers):
@@ -163,7 +163,7 @@ class _Watcher(Watcher):
                 layers=len(layers),
             )
 
-    def _judge(self, run: Run, name: str, severity: str | None) -> Iterator[Finding]:
+    def _judge(self, run: TrainingRun, name: str, severity: str | None) -> Iterator[Finding]:
         if not any(not torch.equal(_few(p), before) for p, before in self.parameters[name]):
             return  # a copy that is to stay as it is
         far = [(layer, *layer.apart()) for layer in self.layers[name]]

@@ -44,10 +44,9 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.tallies import SHARED, layer_is_local, shared, training_norms
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.functional import moments
 from batchnorm.layers.batch import _Fast
 from batchnorm.layers.renorm import BatchRenorm
@@ -60,7 +59,7 @@ BATCHES = 4  # that it takes to see how much they differ
 REPAIR = "larger batches, bn.SyncBatchNorm over processes, bn.BatchRenorm, nn.GroupNorm, or bn.freeze"
 
 
-class _Tally:
+class _BatchTally:
     """The moments of every batch of one layer."""
 
     def __init__(self, layer: _BatchNorm) -> None:
@@ -130,7 +129,7 @@ class _Watcher(Watcher):
         self.passes: dict[str, list[int]] = {}  # of a layer: those in training, and how many of them were tiny
         self.ratios: dict[str, list[float]] = {}  # of a layer: noise of the mean, as a share of the variance
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         if not seen.from_batch or not seen.gradients or seen.recomputed:
             return
         counted = self.passes.setdefault(seen.path, [0, 0])
@@ -151,7 +150,7 @@ class _Watcher(Watcher):
         if len(ratios) >= BATCHES - 1 and counted[1] > counted[0] / 2 and mean > 1 / WORTH:
             yield _found(seen.path, 1 / mean, seen.x.shape[0] // groups, seen.values // groups, run.step)
 
-    def short(self, run: Run) -> str:
+    def short(self, run: TrainingRun) -> str:
         tiny = [path for path, (passes, few) in self.passes.items() if few > passes / 2 and _suffers(run.layers[path])]
         needed = (BATCHES - 2) * run.every + 1
         if not tiny or run.step >= needed or any(len(ratios) >= BATCHES - 1 for ratios in self.ratios.values()):
@@ -184,4 +183,4 @@ def run_is_young(layer: _BatchNorm) -> bool:
 
 
 RULE = Rule("BN205", "tiny-batch", "warning", __doc__, look, ("model", "data"), watch=_Watcher)
-SHARED[RULE.code] = lambda subject: {layer: _Tally(layer) for layer in _norms(subject).values()}
+SHARED[RULE.code] = lambda subject: {layer: _BatchTally(layer) for layer in _norms(subject).values()}

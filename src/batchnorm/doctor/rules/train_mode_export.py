@@ -40,9 +40,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.patient import Patient
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, uses
 from batchnorm.doctor.subject import Subject
-from batchnorm.doctor.watcher import Watcher
+from batchnorm.doctor.watcher import TrainingRun, Watcher
+from batchnorm.layers.switches import uses
 from batchnorm.records import Change, Finding, Report
 
 REPAIR = "call model.eval() before the export; bn.export(model, example, path) makes sure, and folds BN"
@@ -113,7 +113,7 @@ def _trains(node: Any) -> bool:
 
 
 class _Watcher(Watcher):
-    def on_export(self, run: Run, path: str, layer: _BatchNorm) -> Iterator[Finding]:
+    def on_export(self, run: TrainingRun, path: str, layer: _BatchNorm) -> Iterator[Finding]:
         if uses(layer)[0]:
             how = "is in training mode" if layer.training else "keeps no running statistics"
             yield RULE.found(

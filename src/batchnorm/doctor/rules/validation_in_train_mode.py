@@ -49,8 +49,8 @@ from typing import Any
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.rule import Rule
-from batchnorm.doctor.run import Run, uses
-from batchnorm.doctor.watcher import Pass, Watcher
+from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
+from batchnorm.layers.switches import uses
 from batchnorm.records import Finding
 
 NEVER = -2
@@ -91,7 +91,7 @@ class _Bare:
 
 
 @dataclass
-class _Layer:
+class _LayerModes:
     turn: int = 0
     calls: list[_Call] = field(default_factory=list)  # of this turn
     unused: int = NEVER  # the last turn that had calls in vain
@@ -105,19 +105,19 @@ class _Watcher(Watcher):
         self.bare: dict[str, tuple[int, int]] = {}  # the last two turns with updates without any
         self.guesses: dict[str, _Bare] = {}
         self.now: _Call | None = None
-        self.layers: dict[str, _Layer] = {}
+        self.layers: dict[str, _LayerModes] = {}
         self.exported = NEVER  # the last step in which the model was traced or exported in training mode
 
-    def on_export(self, run: Run, path: str, layer: _BatchNorm) -> Iterator[Finding]:
+    def on_export(self, run: TrainingRun, path: str, layer: _BatchNorm) -> Iterator[Finding]:
         if uses(layer)[1]:
             self.exported = run.step
         yield from ()
 
-    def on_call(self, run: Run, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
+    def on_call(self, run: TrainingRun, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[Finding]:
         self.now = _Call(run.step, run.call) if run.gradients else None
         yield from ()
 
-    def on_pass(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         if not seen.updates or seen.recomputed or self.exported == run.step:
             return
         path = seen.path
@@ -144,12 +144,12 @@ class _Watcher(Watcher):
                 updates_with_gradients=self.trained[path],
             )
 
-    def _follow(self, run: Run, seen: Pass) -> Iterator[Finding]:
+    def _follow(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
         """Let the graph of this call tell when it is used."""
         call = self.now
         if call is None or call.number != seen.call or run.stepping is not None:
             return
-        layer = self.layers.setdefault(seen.path, _Layer(seen.turn))
+        layer = self.layers.setdefault(seen.path, _LayerModes(seen.turn))
         if layer.turn != seen.turn:
             yield from self._close(run, seen.path, layer)
             layer.turn, layer.calls = seen.turn, []
@@ -160,11 +160,11 @@ class _Watcher(Watcher):
         if not layer.calls or layer.calls[-1] is not call:
             layer.calls.append(call)
 
-    def on_end(self, run: Run) -> Iterator[Finding]:
+    def on_end(self, run: TrainingRun) -> Iterator[Finding]:
         for path, layer in self.layers.items():
             yield from self._close(run, path, layer)
 
-    def _close(self, run: Run, path: str, layer: _Layer) -> Iterator[Finding]:
+    def _close(self, run: TrainingRun, path: str, layer: _LayerModes) -> Iterator[Finding]:
         """Look at the calls of a turn, which an optimiser's step has ended: what was not used by now never will be."""
         row: list[_Call] = []
         longest: list[_Call] = []

@@ -48,7 +48,7 @@ from torch import Tensor
 from batchnorm.doctor.remeasure import remeasure
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Norm, Subject
-from batchnorm.doctor.variances import AMPLIFIED, EXAMPLES, Measured, is_tiny, measure, variance_of
+from batchnorm.doctor.variances import AMPLIFIED, EXAMPLES, InputVariances, is_tiny, measure, variance_of
 from batchnorm.records import Finding
 
 SMALL = 1e-2  # above, a running variance that is too small is stale (BN201)
@@ -88,7 +88,7 @@ def _small(norm: Norm) -> Tensor:
     return small
 
 
-def _wrong(norm: Norm, small: Tensor, seen: Measured, with_data: bool) -> Iterator[Finding]:
+def _wrong(norm: Norm, small: Tensor, seen: InputVariances, with_data: bool) -> Iterator[Finding]:
     small = small.cpu()
     wrong = small & (seen.amplified >= AMPLIFIED) & (seen.alive >= EXAMPLES)
     count, channels = int(wrong.sum()), len(wrong)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from batchnorm.errors import BatchNormError, did_you_mean
-
-if TYPE_CHECKING:
-    from batchnorm.lab.judge.claim import Claim
+from batchnorm.lab.judge.claim import Claim
 
 NAMES = (
     "algebra",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -79,7 +79,7 @@ def accuracies(network: nn.Module, x: Tensor, y: Tensor, tick: Tick) -> dict[str
     network.eval()
     for batch, labels in zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True):
         for way in WAYS:
-            own = network if way == "source" else adapt(network, [batch], method=way)[0]
+            own = network if way == "source" else adapt(network, [batch], method=cast(Any, way))[0]
             with torch.no_grad():
                 right[way] += int((own(batch).argmax(1) == labels).sum())
         tick()

@@ -8,16 +8,16 @@ from typing import Any
 
 from batchnorm.lab.data import sets
 from batchnorm.lab.data.examples import examples, hold_out
-from batchnorm.lab.figure1.outcome import Entry, Outcome, accuracies, drifts
+from batchnorm.lab.figure1.outcome import Figure1Entry, Figure1Outcome, accuracies, drifts
 from batchnorm.lab.figure1.run import run
-from batchnorm.lab.figure1.settings import INITS, PLAIN, WITH, Settings
+from batchnorm.lab.figure1.settings import INITS, PLAIN, WITH, Figure1Settings
 from batchnorm.lab.judge.arms import curve_line, rate_line, span
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.contest import swept
 from batchnorm.lab.judge.evidence import difference, number, ratio
 from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.runs.recorder import Recorder
-from batchnorm.lab.sources import Source as Images
+from batchnorm.lab.sources import ImageSource as Images
 from batchnorm.lab.summary import rates_in
 from batchnorm.report.sections import Line, Panel, Panels, Section, Table, thinned
 
@@ -42,13 +42,13 @@ def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
     report = examples(data, binary=True, flat=True)
     bundled = data.name == sets.BUNDLED
     images = Images(data.name, data.checksum, report if bundled else hold_out(report), report)
-    settings = Settings(seeds=options["seeds"], steps=options["steps"], inits=(options["init"],))
+    settings = Figure1Settings(seeds=options["seeds"], steps=options["steps"], inits=(options["init"],))
     settings = settings.given_data(bundled=bundled)
     found = run(settings, images, threads=recorder.threads, parts=Parts(recorder))
     return {entry.name: kept(entry, found) for entry in found.entries}
 
 
-def kept(entry: Entry, outcome: Outcome) -> dict[str, Any]:
+def kept(entry: Figure1Entry, outcome: Figure1Outcome) -> dict[str, Any]:
     """Return the figures of one network, and the percentiles of one unit of the seed whose drift is the median one."""
     moved = drifts(entry)
     track = entry.tracks[moved.index(statistics.median_low(moved))]

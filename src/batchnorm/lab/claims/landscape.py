@@ -12,9 +12,9 @@ from batchnorm.lab.data.examples import examples
 from batchnorm.lab.judge.claim import Claim, Judgement, Part, Source, judged
 from batchnorm.lab.judge.evidence import Estimate, ratio
 from batchnorm.lab.landscape.figures import panel
-from batchnorm.lab.landscape.outcome import CHANGE, LOSS, Outcome, figures, track_of
+from batchnorm.lab.landscape.outcome import CHANGE, LOSS, LandscapeOutcome, figures, track_of
 from batchnorm.lab.landscape.run import train_and_walk
-from batchnorm.lab.landscape.settings import PLAIN, SCALED, WITH, Settings
+from batchnorm.lab.landscape.settings import PLAIN, SCALED, WITH, LandscapeSettings
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
 from batchnorm.lab.runs.recorder import Recorder
 from batchnorm.report.sections import Panels, Section
@@ -29,9 +29,9 @@ def parts(budget: str) -> list[dict[str, Any]]:
     return [{"arm": arm, **(quick if budget == "quick" else full)} for arm in (PLAIN, WITH)]
 
 
-def settings_of(options: Mapping[str, Any]) -> Settings:
+def settings_of(options: Mapping[str, Any]) -> LandscapeSettings:
     """Return the settings of ``batchnorm landscape`` that a part stands for."""
-    return Settings(seeds=options["seeds"], steps=options["steps"], records=options["records"])
+    return LandscapeSettings(seeds=options["seeds"], steps=options["steps"], records=options["records"])
 
 
 def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -57,12 +57,14 @@ def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
     return {"tracks": [asdict(track) for track in tracks], "accuracies": accuracies}
 
 
-def outcome_of(parts: Sequence[Part]) -> Outcome:
+def outcome_of(parts: Sequence[Part]) -> LandscapeOutcome:
     """Return what was measured as ``batchnorm landscape`` has it."""
     tracks = [track_of(track) for part in parts for track in part.result["tracks"]]
     accuracies = {part.options["arm"]: tuple(part.result["accuracies"]) for part in parts}
     options = parts[0].options
-    return Outcome(settings_of(options), tuple(tracks), accuracies, options["data"], f"of {options['data']}", "")
+    return LandscapeOutcome(
+        settings_of(options), tuple(tracks), accuracies, options["data"], f"of {options['data']}", ""
+    )
 
 
 def judge(parts: Sequence[Part]) -> Judgement:

@@ -50,7 +50,7 @@ class Noise(nn.Module):
         return x * (scale + 0.1 * torch.randn(x.shape)) + mean + 0.2 * torch.rand(x.shape) - 0.1
 
 
-class Moments(nn.Module):
+class BatchMoments(nn.Module):
     """Pass the input on, and keep the mean and the deviation of each unit over the last batch."""
 
     mean: Tensor
@@ -86,11 +86,11 @@ def parts(budget: str) -> list[dict[str, Any]]:
 
 
 def build(options: Mapping[str, Any], seed: int, inputs: int) -> Layered:
-    """Return the network of an arm; `Moments` stands in front of its last nonlinearity."""
+    """Return the network of an arm; `BatchMoments` stands in front of its last nonlinearity."""
     torch.manual_seed(seed)  # of the noise
     amounts = {"layers": options["layers"], "width": options["width"], "inputs": inputs}
     network = normed(seed, ARMS[options["arm"]], init="he", activation="relu", **amounts)
-    network.norms[-1] = nn.Sequential(network.norms[-1], Moments(options["width"]))
+    network.norms[-1] = nn.Sequential(network.norms[-1], BatchMoments(options["width"]))
     return network
 
 
@@ -124,7 +124,7 @@ def measure(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
 
 @torch.no_grad()
 def moments(stack: Copies, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean and the deviation that `Moments` sees of some examples: (copies, units)."""
+    """Return the mean and the deviation that `BatchMoments` sees of some examples: (copies, units)."""
     stack.scores(x.expand(len(stack.parameters[0]), *x.shape))
     name = next(name for name in stack.buffers if name.endswith("deviation"))
     mean = stack.buffers[name.replace("deviation", "mean")]

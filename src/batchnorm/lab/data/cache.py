@@ -20,7 +20,7 @@ import numpy as np
 
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_regular, read_bytes, replacing, write_atomically
-from batchnorm.lab.data.parts import Part, Parts, check, checksum
+from batchnorm.lab.data.parts import ImageSplit, ImageSplits, check, checksum
 
 FORMAT = 1
 SWITCH = "BATCHNORM_CACHE"
@@ -29,7 +29,7 @@ ARRAYS = ("train-images", "train-labels", "test-images", "test-labels")  # as `P
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A file that a set was decoded from."""
 
     file: str
@@ -55,7 +55,9 @@ def root() -> Path | None:
         return None
 
 
-def cached(name: str, place: Path, sources: Sequence[Path], decode: Callable[[], Parts]) -> tuple[Parts, str]:
+def cached(
+    name: str, place: Path, sources: Sequence[Path], decode: Callable[[], ImageSplits]
+) -> tuple[ImageSplits, str]:
     """Return the parts of a set and their checksum: from the cache where it is valid, else decoded and kept in it.
 
     >>> parts, checksum = cached("mnist", folder, files, lambda: mnist.read(folder))  # doctest: +SKIP
@@ -88,11 +90,11 @@ def entry(name: str, place: Path) -> Path | None:
     return None if base is None else base / f"{name}-{key}"
 
 
-def stat(path: Path) -> Source:
+def stat(path: Path) -> SourceFile:
     """Describe a file without reading it."""
     check_regular(path)
     about = os.stat(path)
-    return Source(os.path.realpath(path), about.st_size, about.st_mtime_ns)
+    return SourceFile(os.path.realpath(path), about.st_size, about.st_mtime_ns)
 
 
 def sha256(path: Path) -> str:
@@ -100,16 +102,16 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
-def load(folder: Path, sources: Sequence[Source]) -> tuple[Parts, str] | None:
+def load(folder: Path, sources: Sequence[SourceFile]) -> tuple[ImageSplits, str] | None:
     """Return what a cache holds, mapped into memory; None if it is not of these sources, damaged or missing."""
     try:
         manifest = json.loads(read_bytes(folder / MANIFEST))
-        kept = [Source(**source) for source in manifest["sources"]]
+        kept = [SourceFile(**source) for source in manifest["sources"]]
         if manifest["format"] != FORMAT or not same(kept, sources):
             return None
         digest, classes = str(manifest["checksum"]), tuple(map(str, manifest["classes"]))
         arrays = [mapped(array_file(folder, name, digest)) for name in ARRAYS]
-        parts = Parts(classes, Part(arrays[0], arrays[1]), Part(arrays[2], arrays[3]))
+        parts = ImageSplits(classes, ImageSplit(arrays[0], arrays[1]), ImageSplit(arrays[2], arrays[3]))
         sound = all(
             part.images.dtype == np.uint8
             and part.labels.dtype == np.int64
@@ -128,7 +130,7 @@ def load(folder: Path, sources: Sequence[Source]) -> tuple[Parts, str] | None:
     return parts, digest
 
 
-def same(kept: Sequence[Source], now: Sequence[Source]) -> bool:
+def same(kept: Sequence[SourceFile], now: Sequence[SourceFile]) -> bool:
     """Whether files are those that were decoded: by name, size and time, or by content where the time differs."""
     return len(kept) == len(now) and all(
         (old.file, old.size) == (new.file, new.size)
@@ -148,7 +150,7 @@ def mapped(path: Path) -> Any:
     return np.lib.format.open_memmap(path, mode="r")
 
 
-def store(folder: Path, parts: Parts, digest: str, sources: Sequence[Source]) -> None:
+def store(folder: Path, parts: ImageSplits, digest: str, sources: Sequence[SourceFile]) -> None:
     """Write the arrays, then the manifest; remove what an older manifest named."""
     files = {array_file(folder, name, digest): array for name, array in parts.arrays.items()}
     try:
@@ -170,7 +172,7 @@ def remove(paths: Iterable[Path]) -> None:
             path.unlink()
 
 
-def write_manifest(folder: Path, classes: Sequence[str], digest: str, sources: Sequence[Source]) -> None:
+def write_manifest(folder: Path, classes: Sequence[str], digest: str, sources: Sequence[SourceFile]) -> None:
     """Write which arrays belong together, and what they were decoded from."""
     manifest = {
         "format": FORMAT,

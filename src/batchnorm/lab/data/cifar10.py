@@ -8,7 +8,7 @@ import numpy as np
 
 from batchnorm.errors import BatchNormError
 from batchnorm.files import read_bytes
-from batchnorm.lab.data.parts import Part, Parts
+from batchnorm.lab.data.parts import ImageSplit, ImageSplits
 from batchnorm.lab.data.progress import slow
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -56,11 +56,11 @@ def sources(place: Path) -> list[Path]:
     return paths
 
 
-def read(place: Path) -> Parts:
+def read(place: Path) -> ImageSplits:
     """Read the six files, and check that there are as many images of each class as there should be."""
     found = [records(path) for path in slow(sources(place), f"reading {place.name or place}")]
     parts = [
-        Part(np.concatenate([part.images for part in some]), np.concatenate([part.labels for part in some]))
+        ImageSplit(np.concatenate([part.images for part in some]), np.concatenate([part.labels for part in some]))
         for some in (found[:-1], found[-1:])
     ]
     for part, names in zip(parts, (f"{TRAIN[0]} to {TRAIN[-1]}", TEST), strict=True):
@@ -72,10 +72,10 @@ def read(place: Path) -> Parts:
                 where=str(place),
                 do="give the files of one CIFAR-10",
             )
-    return Parts(CLASSES, *parts)
+    return ImageSplits(CLASSES, *parts)
 
 
-def records(path: Path) -> Part:
+def records(path: Path) -> ImageSplit:
     """Read one file; what is truncated, too long or no file of CIFAR-10 is named."""
     content, expected = read_bytes(path), RECORDS * RECORD
     if len(content) != expected:
@@ -96,4 +96,4 @@ def records(path: Path) -> Part:
             where=str(path),
             do="copy it again",
         )
-    return Part(rows[:, 1:].reshape(RECORDS, *SHAPE), labels)
+    return ImageSplit(rows[:, 1:].reshape(RECORDS, *SHAPE), labels)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from batchnorm.errors import BatchNormError
+from batchnorm.present import Listing, draw, plain_console
 from batchnorm.terminal import say
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ def data(
       batchnorm lab data --data ~/data --check cifar10
     """
     from batchnorm.lab.data.sets import BUNDLED, SETS, VARIABLE, base_folder, named
-    from batchnorm.present import Listing, draw, plain_console
 
     if check:
         verify(named(check), data, size)

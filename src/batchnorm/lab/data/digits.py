@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batchnorm.lab.data.parts import Part, Parts
+from batchnorm.lab.data.parts import ImageSplit, ImageSplits
 
 CLASSES = 10
 DARKEST = 16  # the largest value of a pixel
@@ -43,15 +43,15 @@ def load_raw() -> tuple[Bytes, Bytes]:
         return arrays["images"], arrays["labels"]
 
 
-def parts() -> Parts:
+def parts() -> ImageSplits:
     """Return the digits as a set: the training images, and the validation images in the place of test images.
 
     >>> parts().train.images.shape
     (1347, 1, 8, 8)
     """
     pixels, labels = load_raw()
-    train, test = (Part(pixels[part, None], labels[part].astype(np.int64)) for part in stratified_split(labels))
-    return Parts(tuple(map(str, range(CLASSES))), train, test)
+    train, test = (ImageSplit(pixels[part, None], labels[part].astype(np.int64)) for part in stratified_split(labels))
+    return ImageSplits(tuple(map(str, range(CLASSES))), train, test)
 
 
 def load() -> Split:

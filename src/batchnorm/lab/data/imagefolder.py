@@ -19,7 +19,7 @@ import numpy as np
 from batchnorm import extras
 from batchnorm.errors import BatchNormError
 from batchnorm.files import check_regular, read_bytes
-from batchnorm.lab.data.parts import Bytes, Part, Parts
+from batchnorm.lab.data.parts import Bytes, ImageSplit, ImageSplits
 from batchnorm.lab.data.progress import slow
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def sources(place: Path) -> list[Path]:
     return [place / path for path, _ in (*found.train, *found.val)]
 
 
-def read(place: Path, size: int = SIZE) -> Parts:
+def read(place: Path, size: int = SIZE) -> ImageSplits:
     """Decode all images of a small set, each made ``size`` pixels wide and high by `square`.
 
     >>> read(Path("flowers"), 32).train.images.shape  # doctest: +SKIP
@@ -270,10 +270,10 @@ def read(place: Path, size: int = SIZE) -> Parts:
             where=str(place),
             do="choose a smaller size",
         )
-    return Parts(found.classes, *(read_part(place, items, size) for items in (found.train, found.val)))
+    return ImageSplits(found.classes, *(read_part(place, items, size) for items in (found.train, found.val)))
 
 
-def read_part(place: Path, items: Sequence[Item], size: int) -> Part:
+def read_part(place: Path, items: Sequence[Item], size: int) -> ImageSplit:
     """Decode the images of one part, several at a time."""
     decoded = np.empty((len(items), 3, size, size), np.uint8)
     pool = ThreadPoolExecutor(os.cpu_count())
@@ -283,7 +283,7 @@ def read_part(place: Path, items: Sequence[Item], size: int) -> Part:
             decoded[number] = image
     finally:
         pool.shutdown(cancel_futures=True)
-    return Part(decoded, np.array([label for _, label in items], np.int64))
+    return ImageSplit(decoded, np.array([label for _, label in items], np.int64))
 
 
 def square(image: Image, size: int) -> Bytes:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.data import idx
-from batchnorm.lab.data.parts import Part, Parts
+from batchnorm.lab.data.parts import ImageSplit, ImageSplits
 from batchnorm.lab.data.progress import slow
 
 PARTS = ("train", "t10k")
@@ -48,17 +48,17 @@ def spellings(place: Path, stem: str) -> list[Path]:
     return [place / f"{name}{suffix}" for name in names for suffix in ("", ".gz")]
 
 
-def read(place: Path) -> Parts:
+def read(place: Path) -> ImageSplits:
     """Read the four files of a folder; the classes are the numbers up to the largest label."""
     images, labels, test_images, test_labels = (
         (path, idx.read(path)) for path in slow(sources(place), f"reading {place.name or place}")
     )
     train, test = pair(*images, *labels), pair(*test_images, *test_labels)
     classes = 1 + int(max(train.labels.max(), test.labels.max()))
-    return Parts(tuple(map(str, range(classes))), train, test)
+    return ImageSplits(tuple(map(str, range(classes))), train, test)
 
 
-def pair(images: Path, pixels: npt.NDArray[np.uint8], labels: Path, numbers: npt.NDArray[np.uint8]) -> Part:
+def pair(images: Path, pixels: npt.NDArray[np.uint8], labels: Path, numbers: npt.NDArray[np.uint8]) -> ImageSplit:
     """Check that the content of a file of images and that of a file of labels belong together."""
     for path, array, axes in ((images, pixels, 3), (labels, numbers, 1)):
         if array.ndim != axes or array.dtype != np.uint8:
@@ -70,4 +70,4 @@ def pair(images: Path, pixels: npt.NDArray[np.uint8], labels: Path, numbers: npt
             where=str(labels),
             do="give the files of one data set",
         )
-    return Part(pixels[:, None], numbers.astype(np.int64))
+    return ImageSplit(pixels[:, None], numbers.astype(np.int64))

@@ -16,7 +16,7 @@ Labels = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ImageSplit:
     """Images as bytes of shape (count, channels, height, width) and a label for each."""
 
     images: Bytes
@@ -28,12 +28,12 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class ImageSplits:
     """The decoded images for training and for testing, with the names of their classes."""
 
     classes: tuple[str, ...]
-    train: Part
-    test: Part
+    train: ImageSplit
+    test: ImageSplit
 
     @property
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -46,11 +46,11 @@ class Parts:
         }
 
 
-def checksum(parts: Parts) -> str:
+def checksum(parts: ImageSplits) -> str:
     """Return the SHA-256 of the shapes and the numbers of all images and labels.
 
-    >>> part = Part(np.zeros((1, 1, 2, 2), np.uint8), np.zeros(1, np.int64))
-    >>> checksum(Parts(("zero",), part, part))[:8]
+    >>> part = ImageSplit(np.zeros((1, 1, 2, 2), np.uint8), np.zeros(1, np.int64))
+    >>> checksum(ImageSplits(("zero",), part, part))[:8]
     '72ce4a77'
     """
     digest = hashlib.sha256()
@@ -60,11 +60,11 @@ def checksum(parts: Parts) -> str:
     return digest.hexdigest()
 
 
-def check(parts: Parts, place: str) -> Parts:
+def check(parts: ImageSplits, place: str) -> ImageSplits:
     """Return the parts if both have images of one shape and labels of known classes.
 
-    >>> part = Part(np.zeros((1, 1, 2, 2), np.uint8), np.full(1, 7))
-    >>> check(Parts(("zero",), part, part), "mine")
+    >>> part = ImageSplit(np.zeros((1, 1, 2, 2), np.uint8), np.full(1, 7))
+    >>> check(ImageSplits(("zero",), part, part), "mine")
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: mine: label 7 is outside of the 1 classes; give the files of one data set
     """

@@ -6,6 +6,9 @@ import time
 from collections.abc import Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, TypeVar
 
+from batchnorm.errors import printable
+from batchnorm.progress import bars
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -35,9 +38,6 @@ def slow(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]
 
 def started(what: str, total: int | None) -> Progress:
     """Return a bar that is drawn on stderr, where that is a terminal, and removed when it is stopped."""
-    from batchnorm.errors import printable
-    from batchnorm.progress import bars
-
     bar = bars()
     bar.add_task(printable(what), total=total)
     bar.start()

@@ -9,7 +9,7 @@ from typing import Any
 
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.data import cache, cifar10, digits, imagefolder, mnist
-from batchnorm.lab.data.parts import Part, check, checksum
+from batchnorm.lab.data.parts import ImageSplit, check, checksum
 
 VARIABLE = "BATCHNORM_DATA"
 BUNDLED = "digits"
@@ -121,8 +121,8 @@ class DataSet:
     title: str
     checksum: str
     classes: tuple[str, ...]
-    train: Part
-    test: Part
+    train: ImageSplit
+    test: ImageSplit
     darkest: int = 255
 
 

@@ -88,12 +88,12 @@ def arm_named(name: str) -> Arm:
 
 
 @dataclass(frozen=True)
-class Settings:
+class DepthSettings:
     """The settings of the race of residual networks.
 
-    >>> Settings().headline
+    >>> DepthSettings().headline
     10
-    >>> Settings(seeds=0)
+    >>> DepthSettings(seeds=0)
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: --seeds is 0; give a whole number from 1 up
     """
@@ -147,7 +147,7 @@ class Settings:
         return tuple(arm for arm in SWEPT if self.size == SMALL or arm.activation == "relu")
 
 
-def settings_for(size: str, **given: Any) -> Settings:
+def settings_for(size: str, **given: Any) -> DepthSettings:
     """Return the settings of a size, with those that are given in place of its own.
 
     >>> settings_for("medium", seeds=5).momentum, settings_for("medium").depths
@@ -158,7 +158,7 @@ def settings_for(size: str, **given: Any) -> Settings:
     """
     if size not in SIZES:
         raise BatchNormError(f"--size is {size!r}", do=f"choose one of {', '.join(SIZES)}")
-    return Settings(**{**SIZES[size], **given})
+    return DepthSettings(**{**SIZES[size], **given})
 
 
 def parse_depths(text: str) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from batchnorm.lab.curves import NEVER, best_accuracy
 from batchnorm.lab.depth.arms import PLAIN, RAISED_PLAIN, SKIP_INIT
-from batchnorm.lab.depth.outcome import Depth, Outcome, depth_of, depths_of, smoothed
+from batchnorm.lab.depth.outcome import Depth, DepthOutcome, depth_of, depths_of, smoothed
 from batchnorm.lab.summary import TRAINED, Steps
 from batchnorm.lab.verdict import (
     CONFIRMED,
@@ -41,10 +41,10 @@ CLAIMS = (
 )
 
 
-def claims(outcome: Outcome) -> list[Verdict]:
+def claims(outcome: DepthOutcome) -> list[Verdict]:
     """Judge the race: always five lines, in this order; those without enough seeds or data are not judged.
 
-    >>> [verdict.outcome for verdict in claims(Outcome(Settings(), (), 10, 450))] == [NOT_JUDGED] * 5
+    >>> [verdict.outcome for verdict in claims(DepthOutcome(DepthSettings(), (), 10, 450))] == [NOT_JUDGED] * 5
     True
     """
     depth = depth_of(outcome, outcome.settings.headline)
@@ -76,10 +76,10 @@ def raised_rate(depth: Depth | None) -> tuple[str, str]:
     return together([verdict for verdict, _ in links]), evidence
 
 
-def divergence(outcome: Outcome) -> tuple[str, str]:
+def divergence(outcome: DepthOutcome) -> tuple[str, str]:
     """Judge the third claim.
 
-    >>> divergence(Outcome(Settings(), (), 10, 450))
+    >>> divergence(DepthOutcome(DepthSettings(), (), 10, 450))
     ('not judged', 'it was not run')
     """
     entry = outcome.at(outcome.settings.headline).get(RAISED_PLAIN.name)
@@ -92,10 +92,10 @@ def divergence(outcome: Outcome) -> tuple[str, str]:
     return verdict, f"{lost} of {every} seeds diverge or stay near chance at rate {entry.rate:g}"
 
 
-def growth(outcome: Outcome) -> tuple[str, str]:
+def growth(outcome: DepthOutcome) -> tuple[str, str]:
     """Judge the fourth claim.
 
-    >>> growth(Outcome(Settings(), (), 10, 450))
+    >>> growth(DepthOutcome(DepthSettings(), (), 10, 450))
     ('not judged', 'it takes two depths at which the plain network trains')
     """
     shares = {depth.blocks: share_of_steps(outcome, depth) for depth in depths_of(outcome) if depth.fastest}
@@ -111,7 +111,7 @@ def growth(outcome: Outcome) -> tuple[str, str]:
     return sooner(known[deep], known[shallow]), ", ".join(ratios)
 
 
-def share_of_steps(outcome: Outcome, depth: Depth) -> Steps | None:
+def share_of_steps(outcome: DepthOutcome, depth: Depth) -> Steps | None:
     """Return each seed's steps with BN as a share of the same seed's without; None if either was not run.
 
     A plain network that never arrives counts as if it did with its last step.

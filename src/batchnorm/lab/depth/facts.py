@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from batchnorm.lab.depth.arms import PLAIN, Settings
-from batchnorm.lab.depth.outcome import Outcome, depth_of
+from batchnorm.lab.depth.arms import PLAIN, DepthSettings
+from batchnorm.lab.depth.outcome import DepthOutcome, depth_of
 from batchnorm.lab.depth.run import run
 from batchnorm.lab.judge.arms import span
 from batchnorm.lab.judge.contest import swept
@@ -21,14 +21,14 @@ def raced(blocks: int, options: Mapping[str, Any], recorder: Recorder) -> dict[s
     >>> raced(10, {"seeds": 5, "steps": 1500}, recorder)["fastest"]  # doctest: +SKIP
     'BN x30'
     """
-    settings = Settings(depths=(blocks,), **options)
+    settings = DepthSettings(depths=(blocks,), **options)
     return facts_of(run(settings, threads=recorder.threads, parts=Parts(recorder)), blocks)
 
 
-def facts_of(outcome: Outcome, blocks: int) -> dict[str, Any]:
+def facts_of(outcome: DepthOutcome, blocks: int) -> dict[str, Any]:
     """Return the figures of one depth: each arm's rate, steps to the plain network's best, accuracies and curve.
 
-    >>> facts_of(Outcome(Settings(), (), 10, 450), 10)
+    >>> facts_of(DepthOutcome(DepthSettings(), (), 10, 450), 10)
     {'blocks': 10, 'target': None, 'fastest': None, 'arms': {}, 'sweep': []}
     """
     depth, entries = depth_of(outcome, blocks), outcome.at(blocks)

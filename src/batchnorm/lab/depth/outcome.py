@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from batchnorm.lab.curves import Curve, best_accuracy
-from batchnorm.lab.depth.arms import NORMALISED, PLAIN, SOONEST, Settings
+from batchnorm.lab.depth.arms import NORMALISED, PLAIN, SOONEST, DepthSettings
 from batchnorm.lab.summary import TRAINED, Steps, at_rate, rates_in, steps_of, typical_best
 
 
 @dataclass(frozen=True)
-class Entry:
+class DepthEntry:
     """One arm at one depth: the curves from which its rate was chosen, and those of fresh seeds at that rate.
 
     Both are as measured, without smoothing.
@@ -27,11 +27,11 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DepthOutcome:
     """All that a race measured."""
 
-    settings: Settings
-    entries: tuple[Entry, ...]
+    settings: DepthSettings
+    entries: tuple[DepthEntry, ...]
     classes: int
     validation_examples: int
     seconds: float = 0.0
@@ -44,11 +44,11 @@ class Outcome:
         """How many networks were trained."""
         return sum(len(entry.tuning) + len(entry.curves) for entry in self.entries)
 
-    def at(self, blocks: int) -> dict[str, Entry]:
+    def at(self, blocks: int) -> dict[str, DepthEntry]:
         """The entries of one depth by the names of their arms."""
         return {entry.arm: entry for entry in self.entries if entry.blocks == blocks}
 
-    def arms(self, blocks: int) -> dict[str, Entry]:
+    def arms(self, blocks: int) -> dict[str, DepthEntry]:
         """The entries of one depth without those of the plain network that only searched for the soonest rate."""
         searched = {arm.name for arm in SOONEST.values()}
         return {name: entry for name, entry in self.at(blocks).items() if name not in searched}
@@ -89,13 +89,13 @@ def smoothed(curve: Curve, window: int) -> Curve:
     return replace(curve, accuracy=tuple(means))
 
 
-def choose_rate(tuning: Sequence[Curve], settings: Settings) -> float:
+def choose_rate(tuning: Sequence[Curve], settings: DepthSettings) -> float:
     """Choose the rate with the highest median of best accuracies, of those at which no tuning seed diverges.
 
     >>> from batchnorm.lab.curves import Member
     >>> lucky = [Curve(Member(0.3, seed), (10,), (0.9,), (1.0,), diverged_at=None if seed else 3) for seed in (0, 1)]
     >>> steady = [Curve(Member(0.1, seed), (10,), (0.8,), (1.0,)) for seed in (0, 1)]
-    >>> choose_rate(lucky + steady, Settings())
+    >>> choose_rate(lucky + steady, DepthSettings())
     0.1
 
     A rate at which some seeds diverge is no rate to run a network at; a median alone would choose it now and then, and
@@ -107,13 +107,13 @@ def choose_rate(tuning: Sequence[Curve], settings: Settings) -> float:
     return max(stable or rates, key=lambda rate: typical_best(at_rate(curves, rate)))
 
 
-def soonest_rate(tuning: Sequence[Curve], target: float, settings: Settings) -> float:
+def soonest_rate(tuning: Sequence[Curve], target: float, settings: DepthSettings) -> float:
     """Choose the rate that reaches the target in the fewest steps; of equal ones the most accurate.
 
     >>> from batchnorm.lab.curves import Member
     >>> slow = Curve(Member(0.1, 0), (10, 20), (0.2, 0.9), (1.0, 1.0))
     >>> fast = Curve(Member(0.3, 0), (10, 20), (0.9, 0.9), (1.0, 1.0))
-    >>> soonest_rate([slow, fast], 0.5, Settings(smoothed_over=1))
+    >>> soonest_rate([slow, fast], 0.5, DepthSettings(smoothed_over=1))
     0.3
     """
     curves = [smoothed(curve, settings.smoothed_over) for curve in tuning]
@@ -125,20 +125,20 @@ def soonest_rate(tuning: Sequence[Curve], target: float, settings: Settings) -> 
     return min(rates_in(curves), key=order)
 
 
-def trains(tuning: Sequence[Curve], settings: Settings, classes: int) -> bool:
+def trains(tuning: Sequence[Curve], settings: DepthSettings, classes: int) -> bool:
     """Whether an arm trains on the tuning seeds at any of its rates.
 
-    >>> trains((), Settings(), classes=10)
+    >>> trains((), DepthSettings(), classes=10)
     False
     """
     curves = [smoothed(curve, settings.smoothed_over) for curve in tuning]
     return any(typical_best(at_rate(curves, rate)) >= TRAINED / classes for rate in rates_in(curves))
 
 
-def choose_arm(entries: dict[str, Entry], settings: Settings) -> str | None:
+def choose_arm(entries: dict[str, DepthEntry], settings: DepthSettings) -> str | None:
     """Choose the arm with BN that is soonest, on the tuning seeds, at the plain network's best on those seeds.
 
-    >>> choose_arm({}, Settings()) is None
+    >>> choose_arm({}, DepthSettings()) is None
     True
     """
     if PLAIN.name not in entries:
@@ -154,10 +154,10 @@ def choose_arm(entries: dict[str, Entry], settings: Settings) -> str | None:
     return min(soonest, key=lambda name: soonest[name], default=None)
 
 
-def depth_of(outcome: Outcome, blocks: int) -> Depth | None:
+def depth_of(outcome: DepthOutcome, blocks: int) -> Depth | None:
     """Turn the curves of one depth into figures; None if the plain network was not run there.
 
-    >>> depth_of(Outcome(Settings(), (), 10, 450), blocks=10) is None
+    >>> depth_of(DepthOutcome(DepthSettings(), (), 10, 450), blocks=10) is None
     True
 
     The target is the best accuracy that most of the plain network's fresh seeds reach (the lower of two medians).
@@ -190,10 +190,10 @@ def steps_to_target(curves: Mapping[str, Sequence[Curve]], target: float, search
     return {name: steps_of(own, target, baseline) for name, own in {**arms, PLAIN.name: plain}.items()}
 
 
-def depths_of(outcome: Outcome) -> list[Depth]:
+def depths_of(outcome: DepthOutcome) -> list[Depth]:
     """Return every depth that was run, rising.
 
-    >>> depths_of(Outcome(Settings(), (), 10, 450))
+    >>> depths_of(DepthOutcome(DepthSettings(), (), 10, 450))
     []
     """
     found = (depth_of(outcome, blocks) for blocks in outcome.settings.depths)

@@ -20,7 +20,7 @@ from batchnorm.lab.depth.arms import (
     TUNING_SEEDS,
 )
 from batchnorm.lab.depth.claims import claims, divergence
-from batchnorm.lab.depth.outcome import Depth, Outcome, depth_of, depths_of
+from batchnorm.lab.depth.outcome import Depth, DepthOutcome, depth_of, depths_of
 from batchnorm.lab.present import ratio_cell, steps_cell
 from batchnorm.lab.summary import Steps
 from batchnorm.lab.variants import Paper, named
@@ -32,10 +32,10 @@ BESIDE = (*(arm.name for arm in SWEPT if arm.activation == "relu"), SIGMOID.name
 LATE = 0.9  # a best that comes after this share of the steps is one that would still rise
 
 
-def sentence(outcome: Outcome) -> str:
+def sentence(outcome: DepthOutcome) -> str:
     """Say in one sentence what the race came to.
 
-    >>> sentence(Outcome(Settings(), (), 10, 450))
+    >>> sentence(DepthOutcome(DepthSettings(), (), 10, 450))
     'No arm was finished.'
     """
     depth = depth_of(outcome, outcome.settings.headline)
@@ -78,10 +78,10 @@ def bars(depth: Depth, names: tuple[str, ...], *, unicode: bool = True) -> list[
     return lines
 
 
-def answer(outcome: Outcome, *, unicode: bool = True) -> list[str]:
+def answer(outcome: DepthOutcome, *, unicode: bool = True) -> list[str]:
     """Write what is known first: the sentence, what was raced, the bars of the plain network and of BN.
 
-    >>> answer(Outcome(Settings(), (), 10, 450))
+    >>> answer(DepthOutcome(DepthSettings(), (), 10, 450))
     ['No arm was finished.']
     """
     depth = depth_of(outcome, outcome.settings.headline)
@@ -96,7 +96,7 @@ def answer(outcome: Outcome, *, unicode: bool = True) -> list[str]:
     ]
 
 
-def rest(outcome: Outcome, *, unicode: bool = True) -> RenderableType:
+def rest(outcome: DepthOutcome, *, unicode: bool = True) -> RenderableType:
     """Lay out all that follows the answer: what does it too, the claims, the curve over depth, the table, the notes.
 
     >>> Console().print(rest(outcome))  # doctest: +SKIP
@@ -114,10 +114,10 @@ def rest(outcome: Outcome, *, unicode: bool = True) -> RenderableType:
     return Group(*parts, *(Text(line) for line in notes(outcome)))
 
 
-def as_text(outcome: Outcome, *, width: int = 100, unicode: bool = True) -> str:
+def as_text(outcome: DepthOutcome, *, width: int = 100, unicode: bool = True) -> str:
     """Render the whole race as plain text.
 
-    >>> as_text(Outcome(Settings(), (), 10, 450)).splitlines()[0]
+    >>> as_text(DepthOutcome(DepthSettings(), (), 10, 450)).splitlines()[0]
     'No arm was finished.'
     """
     import io
@@ -163,7 +163,7 @@ def ratio_or_never(steps: Steps | None, chosen: bool = False) -> str:
     return f"{text}*" if chosen else text
 
 
-def arms_table(depth: Depth, outcome: Outcome) -> Table:
+def arms_table(depth: Depth, outcome: DepthOutcome) -> Table:
     """Make the table of Figure 3 at one depth, with the paper's figures named as the paper's."""
     table = Table(
         title=f"At {depth.blocks} blocks, and the paper's figures (ImageNet)",
@@ -199,10 +199,10 @@ def paper_cell(paper: Paper) -> str:
     return "\n".join(part for part in (paper.ratio, paper.accuracy) if part != "-")
 
 
-def notes(outcome: Outcome) -> list[str]:
+def notes(outcome: DepthOutcome) -> list[str]:
     """Write how to read the figures, and what to beware of.
 
-    >>> notes(Outcome(Settings(), (), 10, 450))[-1]
+    >>> notes(DepthOutcome(DepthSettings(), (), 10, 450))[-1]
     '0 networks of 1500 steps in 0 s (0 s of processor time); peak memory 0 MB.'
     """
     settings, depths = outcome.settings, depths_of(outcome)
@@ -237,10 +237,10 @@ def notes(outcome: Outcome) -> list[str]:
     ]
 
 
-def regime(outcome: Outcome) -> str:
+def regime(outcome: DepthOutcome) -> str:
     """Say why these networks are raced, as far as this run shows it.
 
-    >>> regime(Outcome(Settings(), (), 10, 450))
+    >>> regime(DepthOutcome(DepthSettings(), (), 10, 450))
     ''
     """
     verdict, evidence = divergence(outcome)
@@ -271,10 +271,10 @@ def little_gain(depths: list[Depth]) -> str:
     )
 
 
-def edges(outcome: Outcome) -> list[str]:
+def edges(outcome: DepthOutcome) -> list[str]:
     """Warn where a best rate is the lowest or highest of its grid.
 
-    >>> edges(Outcome(Settings(), (), 10, 450))
+    >>> edges(DepthOutcome(DepthSettings(), (), 10, 450))
     []
     """
     text = []

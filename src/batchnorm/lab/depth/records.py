@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Curve, Member
-from batchnorm.lab.depth.arms import Settings
+from batchnorm.lab.depth.arms import DepthSettings
 from batchnorm.lab.depth.claims import claims
-from batchnorm.lab.depth.outcome import Entry, Outcome, depths_of
+from batchnorm.lab.depth.outcome import DepthEntry, DepthOutcome, depths_of
 from batchnorm.lab.depth.present import sentence
 from batchnorm.lab.runs.records import settings_of
 from batchnorm.records import Measurement, RecordFile
@@ -17,10 +17,10 @@ COMMAND = "race --network residual"
 ACCURACY, LOSS = "validation accuracy", "training loss"
 
 
-def to_records(outcome: Outcome, threads: int) -> RecordFile:
+def to_records(outcome: DepthOutcome, threads: int) -> RecordFile:
     """Write a race as records.
 
-    >>> to_records(Outcome(Settings(), (), 10, 450), threads=2).command
+    >>> to_records(DepthOutcome(DepthSettings(), (), 10, 450), threads=2).command
     'race --network residual'
     """
     steps = outcome.entries[0].curves[0].steps if outcome.entries else ()
@@ -46,10 +46,10 @@ def to_records(outcome: Outcome, threads: int) -> RecordFile:
     )
 
 
-def entry_records(entry: Entry) -> list[Measurement]:
+def entry_records(entry: DepthEntry) -> list[Measurement]:
     """Write one arm at one depth: two series for each network.
 
-    >>> entry_records(Entry(2, "BN x5", 0.5, (), ()))
+    >>> entry_records(DepthEntry(2, "BN x5", 0.5, (), ()))
     []
     """
     records = []
@@ -68,18 +68,18 @@ def entry_records(entry: Entry) -> list[Measurement]:
     return records
 
 
-def from_records(records: RecordFile) -> Outcome:
+def from_records(records: RecordFile) -> DepthOutcome:
     """Read a race back from its records.
 
-    >>> outcome = Outcome(Settings(), (), 10, 450)
+    >>> outcome = DepthOutcome(DepthSettings(), (), 10, 450)
     >>> from_records(to_records(outcome, threads=2)) == outcome
     True
     """
     if records.command != COMMAND:
         raise BatchNormError(f"these are the records of {records.command!r}, not of a race of residual networks")
     given, summary = records.configuration, records.summary
-    return Outcome(
-        settings_of(Settings, given["settings"]),
+    return DepthOutcome(
+        settings_of(DepthSettings, given["settings"]),
         entries_of(records),
         given["classes"],
         given["validation_examples"],
@@ -90,7 +90,7 @@ def from_records(records: RecordFile) -> Outcome:
     )
 
 
-def entries_of(records: RecordFile) -> tuple[Entry, ...]:
+def entries_of(records: RecordFile) -> tuple[DepthEntry, ...]:
     """Read every arm back from the records of a race of residual networks, or of the user's own.
 
     >>> entries_of(RecordFile(COMMAND, {"evaluated_at": ()}, ()))
@@ -107,6 +107,6 @@ def entries_of(records: RecordFile) -> tuple[Entry, ...]:
         place = grouped.setdefault((its["blocks"], its["arm"], its["reported_at"]), {"tuning": [], "report": []})
         place[its["phase"]].append(curve)
     return tuple(
-        Entry(blocks, arm, rate, tuple(curves["tuning"]), tuple(curves["report"]))
+        DepthEntry(blocks, arm, rate, tuple(curves["tuning"]), tuple(curves["report"]))
         for (blocks, arm, rate), curves in grouped.items()
     )

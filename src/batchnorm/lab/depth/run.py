@@ -20,7 +20,7 @@ import torch
 from batchnorm import interrupts
 from batchnorm.lab.curves import Curve, Member
 from batchnorm.lab.data import digits, sets
-from batchnorm.lab.data.examples import examples
+from batchnorm.lab.data.examples import Examples, examples
 from batchnorm.lab.depth.arms import (
     MEDIUM,
     NORMALISED,
@@ -33,16 +33,16 @@ from batchnorm.lab.depth.arms import (
     SWEPT,
     TUNING_SEEDS,
     Arm,
-    Settings,
+    DepthSettings,
 )
-from batchnorm.lab.depth.outcome import Entry, Outcome, choose_rate, smoothed, soonest_rate, trains
+from batchnorm.lab.depth.outcome import DepthEntry, DepthOutcome, choose_rate, smoothed, soonest_rate, trains
 from batchnorm.lab.heat import Crew, Heat, Job, Watch, crew
 from batchnorm.lab.networks.conv_residual import ConvResidual
 from batchnorm.lab.networks.residual import Residual, ResidualCopies
 from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.summary import at_rate, typical_best
 from batchnorm.lab.train import Progress
-from batchnorm.lab.trainer import Examples, train, train_apart
+from batchnorm.lab.trainer import train, train_apart
 
 FIRST_PART, LARGEST_PART = 14, 30  # copies that one thread trains together: small while others would wait
 VALIDATED = 1000  # images: more would take longer than the training between two validations
@@ -72,10 +72,10 @@ def fashion_examples() -> Examples:
     return replace(found, validation_inputs=inputs[chosen], validation_labels=labels[chosen])
 
 
-def examples_for(settings: Settings) -> Examples:
+def examples_for(settings: DepthSettings) -> Examples:
     """Return what a race of this size reads.
 
-    >>> len(examples_for(Settings()).train_labels)
+    >>> len(examples_for(DepthSettings()).train_labels)
     1347
     """
     return digits_examples() if settings.size == SMALL else fashion_examples()
@@ -85,7 +85,7 @@ def examples_for(settings: Settings) -> Examples:
 class Race:
     """A race under way: what was begun, and the entries that are done."""
 
-    settings: Settings
+    settings: DepthSettings
     data: Examples
     workers: Crew
     begun: list[tuple[Job, Heat]] = field(default_factory=list)
@@ -142,7 +142,7 @@ class Race:
         members = [self.member(raised(rate, arm), seed, arm) for arm in NORMALISED for seed in seeds]
         return self.start(blocks, NORMALISED, members, largest)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[DepthEntry]:
         """The entries of all arms of which every network is trained."""
         tuned: dict[tuple[int, str], list[Curve]] = {}
         fresh: dict[tuple[int, str], list[Curve]] = {}
@@ -155,7 +155,7 @@ class Race:
                         place.setdefault((job.blocks, arm.name), []).append(curve)
         order = [arm.name for arm in (PLAIN, *NORMALISED, *SWEPT, SIGMOID, RAISED_PLAIN, *SOONEST.values())]
         return [
-            Entry(blocks, name, own[0].member.learning_rate, tuple(tuned.get((blocks, name), ())), tuple(own))
+            DepthEntry(blocks, name, own[0].member.learning_rate, tuple(tuned.get((blocks, name), ())), tuple(own))
             for (blocks, name), own in sorted(fresh.items(), key=lambda item: (item[0][0], order.index(item[0][1])))
         ]
 
@@ -170,16 +170,16 @@ def raised(rate: float, arm: Arm) -> float:
 
 
 def run(
-    settings: Settings,
+    settings: DepthSettings,
     *,
     threads: int = 1,
     watch: Watch | None = None,
-    answer: Callable[[Outcome], None] = lambda outcome: None,
+    answer: Callable[[DepthOutcome], None] = lambda outcome: None,
     parts: Parts | None = None,
-) -> Outcome:
+) -> DepthOutcome:
     """Run the race; ``answer`` is called as soon as the depth of the first sentence is known.
 
-    >>> outcome = run(Settings(seeds=1, steps=100, depths=(2,)))  # doctest: +SKIP
+    >>> outcome = run(DepthSettings(seeds=1, steps=100, depths=(2,)))  # doctest: +SKIP
 
     An interrupt ends it and keeps the arms that were done; ``parts`` that are there are not trained again.
     """
@@ -187,8 +187,8 @@ def run(
     interrupted = False
     race = None
 
-    def outcome() -> Outcome:
-        return Outcome(
+    def outcome() -> DepthOutcome:
+        return DepthOutcome(
             settings,
             tuple(race.entries()) if race is not None else (),
             data.classes,
@@ -243,10 +243,10 @@ def follow(race: Race, answer: Callable[[], None]) -> None:
         heat.wait()
 
 
-def planned(settings: Settings) -> int:
+def planned(settings: DepthSettings) -> int:
     """Return how many steps of networks the whole race takes, each weighted by its depth.
 
-    >>> planned(Settings(seeds=1, steps=10, depths=(2,), rates=(0.1,), sigmoid_rates=(0.1,))) > 0
+    >>> planned(DepthSettings(seeds=1, steps=10, depths=(2,), rates=(0.1,), sigmoid_rates=(0.1,))) > 0
     True
     """
     tuning, seeds = len(TUNING_SEEDS), settings.seeds

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from batchnorm.lab.figure1.settings import INITS, Settings, parse_inits
+from batchnorm.lab.figure1.settings import INITS, Figure1Settings, parse_inits
 from batchnorm.lab.front import (
     BatchSize,
     Force,
@@ -77,7 +77,7 @@ def figure1(
     """
     check_outputs(threads, json, svg, out if report else None, force)
     given: dict[str, Any] = {"rates": parse_rates(rates)} if rates else {}
-    settings = Settings(seeds, steps, batch_size, every, inits=parse_inits(init), **given)
+    settings = Figure1Settings(seeds, steps, batch_size, every, inits=parse_inits(init), **given)
 
     import torch
     from rich.console import Console

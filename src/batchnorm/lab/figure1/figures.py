@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from batchnorm.lab.curves import median_curve
-from batchnorm.lab.figure1.outcome import Entry, Outcome, Track, accuracies, drifts, sentence
+from batchnorm.lab.figure1.outcome import Figure1Entry, Figure1Outcome, Track, accuracies, drifts, sentence
 from batchnorm.lab.figure1.present import notes
 from batchnorm.lab.figure1.records import from_records
 from batchnorm.lab.figure1.settings import PLAIN, WITH
@@ -21,9 +21,9 @@ ROWS = 40
 def draw(records: RecordFile) -> Panels | Headline:
     """Draw the sentence and its three charts.
 
-    >>> from batchnorm.lab.figure1.settings import Settings
+    >>> from batchnorm.lab.figure1.settings import Figure1Settings
     >>> from batchnorm.lab.figure1.records import to_records
-    >>> draw(to_records(Outcome(Settings(), (), "digits", "of the digits", ""), threads=2)).title
+    >>> draw(to_records(Figure1Outcome(Figure1Settings(), (), "digits", "of the digits", ""), threads=2)).title
     'Neither network was finished.'
     """
     outcome = from_records(records)
@@ -53,7 +53,7 @@ def typical(tracks: Sequence[Track]) -> Track:
     return sorted(tracks, key=lambda track: track.drift)[(len(tracks) - 1) // 2]
 
 
-def accuracy(outcome: Outcome) -> Panel:
+def accuracy(outcome: Figure1Outcome) -> Panel:
     """Draw the accuracy from every start: the first as lines with the span of the seeds, others dashed."""
     lines = []
     first = outcome.settings.inits[0]
@@ -80,7 +80,7 @@ def inputs(name: str, track: Track, span: tuple[float, float]) -> Panel:
     return Panel(f"{name}: the input of a sigmoid", lines, "training steps", y_range=span)
 
 
-def numbers(pair: dict[str, Entry], chosen: dict[str, Track]) -> Table:
+def numbers(pair: dict[str, Figure1Entry], chosen: dict[str, Track]) -> Table:
     """Write the charts as a table, some of the validations."""
     medians = {name: median_curve([track.curve for track in pair[name].tracks]) for name in chosen}
     steps = chosen[PLAIN].curve.steps

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from batchnorm.lab.curves import Curve, best_accuracy
 from batchnorm.lab.depth.outcome import smoothed
-from batchnorm.lab.figure1.settings import PLAIN, WITH, Settings
+from batchnorm.lab.figure1.settings import PLAIN, WITH, Figure1Settings
 from batchnorm.lab.summary import Steps, at_rate, rates_in, typical_best
 from batchnorm.lab.verdict import NOT_JUDGED, Verdict, sooner, with_enough_seeds
 
@@ -46,7 +46,7 @@ class Track:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Figure1Entry:
     """One network from one start: the curves from which its rate was chosen, and the fresh seeds at that rate."""
 
     name: str
@@ -57,11 +57,11 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Figure1Outcome:
     """All that was measured for Figure 1; ``data``, ``words`` and ``checksum`` say on what."""
 
-    settings: Settings
-    entries: tuple[Entry, ...]
+    settings: Figure1Settings
+    entries: tuple[Figure1Entry, ...]
     data: str
     words: str
     checksum: str
@@ -73,34 +73,34 @@ class Outcome:
     peak_megabytes: float = 0.0
     interrupted: bool = False
 
-    def of(self, init: str) -> dict[str, Entry]:
+    def of(self, init: str) -> dict[str, Figure1Entry]:
         """Return the networks from one start by their names, if both were finished."""
         found = {entry.name: entry for entry in self.entries if entry.init == init and entry.tracks}
         return found if len(found) == 2 else {}
 
 
-def accuracies(entry: Entry, settings: Settings) -> tuple[float, ...]:
+def accuracies(entry: Figure1Entry, settings: Figure1Settings) -> tuple[float, ...]:
     """Return the best smoothed accuracy of each fresh seed.
 
-    >>> accuracies(Entry(PLAIN, "xavier", 0.1, (), ()), Settings())
+    >>> accuracies(Figure1Entry(PLAIN, "xavier", 0.1, (), ()), Figure1Settings())
     ()
     """
     return tuple(best_accuracy(smoothed(track.curve, settings.smoothed_over)) for track in entry.tracks)
 
 
-def drifts(entry: Entry) -> tuple[float, ...]:
+def drifts(entry: Figure1Entry) -> tuple[float, ...]:
     """Return the drift of each fresh seed.
 
-    >>> drifts(Entry(PLAIN, "xavier", 0.1, (), ()))
+    >>> drifts(Figure1Entry(PLAIN, "xavier", 0.1, (), ()))
     ()
     """
     return tuple(track.drift for track in entry.tracks)
 
 
-def sentence(outcome: Outcome) -> str:
+def sentence(outcome: Figure1Outcome) -> str:
     """Say in one sentence what came of it.
 
-    >>> sentence(Outcome(Settings(), (), "digits", "of the digits", ""))
+    >>> sentence(Figure1Outcome(Figure1Settings(), (), "digits", "of the digits", ""))
     'Neither network was finished.'
     """
     pair = outcome.of(outcome.settings.inits[0])
@@ -114,10 +114,11 @@ def sentence(outcome: Outcome) -> str:
     )
 
 
-def claims(outcome: Outcome) -> list[Verdict]:
+def claims(outcome: Figure1Outcome) -> list[Verdict]:
     """Judge the claims: always three lines, in this order.
 
-    >>> [each.outcome for each in claims(Outcome(Settings(), (), "digits", "of the digits", ""))] == [NOT_JUDGED] * 3
+    >>> nothing = Figure1Outcome(Figure1Settings(), (), "digits", "of the digits", "")
+    >>> [each.outcome for each in claims(nothing)] == [NOT_JUDGED] * 3
     True
     """
     first, *others = (outcome.of(init) for init in outcome.settings.inits)
@@ -134,15 +135,15 @@ def smaller(first: tuple[float, ...], second: tuple[float, ...]) -> str:
     return sooner(Steps(first), Steps(second))
 
 
-def errors(entry: Entry, settings: Settings) -> tuple[float, ...]:
+def errors(entry: Figure1Entry, settings: Figure1Settings) -> tuple[float, ...]:
     """Return the share of images that each fresh seed reads wrong."""
     return tuple(round(1 - value, 9) for value in accuracies(entry, settings))
 
 
-def reads_more(outcome: Outcome, pair: dict[str, Entry]) -> tuple[str, str]:
+def reads_more(outcome: Figure1Outcome, pair: dict[str, Figure1Entry]) -> tuple[str, str]:
     """Judge the first claim.
 
-    >>> reads_more(Outcome(Settings(), (), "digits", "", ""), {})
+    >>> reads_more(Figure1Outcome(Figure1Settings(), (), "digits", "", ""), {})
     ('not judged', 'it was not run')
     """
     if not pair:
@@ -152,7 +153,7 @@ def reads_more(outcome: Outcome, pair: dict[str, Entry]) -> tuple[str, str]:
     return smaller(wrong[WITH], wrong[PLAIN]), words
 
 
-def steadier(pair: dict[str, Entry]) -> tuple[str, str]:
+def steadier(pair: dict[str, Figure1Entry]) -> tuple[str, str]:
     """Judge the second claim.
 
     >>> steadier({})
@@ -165,10 +166,12 @@ def steadier(pair: dict[str, Entry]) -> tuple[str, str]:
     return smaller(found[WITH], found[PLAIN]), words
 
 
-def narrower(outcome: Outcome, first: dict[str, Entry], second: dict[str, Entry]) -> tuple[str, str]:
+def narrower(
+    outcome: Figure1Outcome, first: dict[str, Figure1Entry], second: dict[str, Figure1Entry]
+) -> tuple[str, str]:
     """Judge the third claim.
 
-    >>> narrower(Outcome(Settings(inits=("he",)), (), "digits", "", ""), {}, {})
+    >>> narrower(Figure1Outcome(Figure1Settings(inits=("he",)), (), "digits", "", ""), {}, {})
     ('not judged', 'it takes two starts')
     """
     if not first or not second:
@@ -181,18 +184,18 @@ def narrower(outcome: Outcome, first: dict[str, Entry], second: dict[str, Entry]
     return smaller(gaps[1], gaps[0]), words
 
 
-def saved(outcome: Outcome, pair: dict[str, Entry]) -> tuple[float, ...]:
+def saved(outcome: Figure1Outcome, pair: dict[str, Figure1Entry]) -> tuple[float, ...]:
     """Return the share of errors that Batch Normalization saves, seed by seed."""
     columns = (errors(pair[name], outcome.settings) for name in (PLAIN, WITH))
     return tuple(round(plain - normed, 9) for plain, normed in zip(*columns, strict=True))
 
 
-def choose_rate(tuning: tuple[Curve, ...], settings: Settings) -> float:
+def choose_rate(tuning: tuple[Curve, ...], settings: Figure1Settings) -> float:
     """Choose the rate with the highest median of best accuracies, of those at which no tuning seed diverges.
 
     >>> from batchnorm.lab.curves import Member
     >>> tuned = tuple(Curve(Member(rate, 0), (10,), (rate,), (1.0,)) for rate in (0.1, 0.3))
-    >>> choose_rate(tuned, Settings())
+    >>> choose_rate(tuned, Figure1Settings())
     0.3
     """
     curves = [smoothed(curve, settings.smoothed_over) for curve in tuning]

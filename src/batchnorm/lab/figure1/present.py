@@ -5,16 +5,16 @@ from __future__ import annotations
 import statistics
 
 from batchnorm.lab.depth.outcome import smoothed
-from batchnorm.lab.figure1.outcome import Entry, Outcome, accuracies, claims, drifts, sentence
-from batchnorm.lab.figure1.settings import PAPER_STEPS, Settings
+from batchnorm.lab.figure1.outcome import Figure1Entry, Figure1Outcome, accuracies, claims, drifts, sentence
+from batchnorm.lab.figure1.settings import PAPER_STEPS, Figure1Settings
 
 LATE = 0.95  # a best after this share of the steps is one that may still rise
 
 
-def lines(outcome: Outcome) -> list[str]:
+def lines(outcome: Figure1Outcome) -> list[str]:
     """Write all of it, the sentence first.
 
-    >>> lines(Outcome(Settings(), (), "digits", "of the digits", ""))[0]
+    >>> lines(Figure1Outcome(Figure1Settings(), (), "digits", "of the digits", ""))[0]
     'Neither network was finished.'
     """
     text = [sentence(outcome), *(f"{c.claim}: {c.outcome.upper()} ({c.evidence})." for c in claims(outcome)), ""]
@@ -28,10 +28,10 @@ def lines(outcome: Outcome) -> list[str]:
     return [*text, *notes(outcome)]
 
 
-def notes(outcome: Outcome) -> list[str]:
+def notes(outcome: Figure1Outcome) -> list[str]:
     """Write how to read the figures, and what to beware of.
 
-    >>> notes(Outcome(Settings(steps=9, every=1), (), "digits", "of the digits", ""))[-1]
+    >>> notes(Figure1Outcome(Figure1Settings(steps=9, every=1), (), "digits", "of the digits", ""))[-1]
     'Up to 9 steps in 0 s (0 s of processor time); peak memory 0 MB.'
     """
     settings, text = outcome.settings, []
@@ -63,10 +63,10 @@ def notes(outcome: Outcome) -> list[str]:
     ]
 
 
-def still_improving(entry: Entry, settings: Settings) -> bool:
+def still_improving(entry: Figure1Entry, settings: Figure1Settings) -> bool:
     """Whether most seeds have their best accuracy in the last steps.
 
-    >>> still_improving(Entry("without BN", "xavier", 0.1, (), ()), Settings())
+    >>> still_improving(Figure1Entry("without BN", "xavier", 0.1, (), ()), Figure1Settings())
     False
     """
     late = 0

@@ -7,9 +7,9 @@ from typing import Any
 
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.curves import Curve, Member
-from batchnorm.lab.figure1.outcome import Entry, Outcome, Track, claims, sentence
+from batchnorm.lab.figure1.outcome import Figure1Entry, Figure1Outcome, Track, claims, sentence
 from batchnorm.lab.figure1.present import notes
-from batchnorm.lab.figure1.settings import SHARES, Settings
+from batchnorm.lab.figure1.settings import SHARES, Figure1Settings
 from batchnorm.lab.runs.records import settings_of
 from batchnorm.records import Measurement, RecordFile
 
@@ -19,10 +19,11 @@ FACTS = ("data", "words", "checksum", "classes", "validated", "observed")
 COSTS = ("seconds", "cpu_seconds", "peak_megabytes", "interrupted")
 
 
-def to_records(outcome: Outcome, threads: int) -> RecordFile:
+def to_records(outcome: Figure1Outcome, threads: int) -> RecordFile:
     """Write what was measured as records.
 
-    >>> to_records(Outcome(Settings(), (), "digits", "of the digits", "0f"), threads=2).configuration["checksum"]
+    >>> nothing = Figure1Outcome(Figure1Settings(), (), "digits", "of the digits", "0f")
+    >>> to_records(nothing, threads=2).configuration["checksum"]
     '0f'
     """
     return RecordFile(
@@ -42,10 +43,10 @@ def to_records(outcome: Outcome, threads: int) -> RecordFile:
     )
 
 
-def entry_records(entry: Entry) -> list[Measurement]:
+def entry_records(entry: Figure1Entry) -> list[Measurement]:
     """Write one network from one start: two series for each curve, and what was followed on the fresh seeds.
 
-    >>> entry_records(Entry("with BN", "he", 0.5, (), ()))
+    >>> entry_records(Figure1Entry("with BN", "he", 0.5, (), ()))
     []
     """
     about = {"network": entry.name, "init": entry.init, "reported_at": entry.rate}
@@ -64,10 +65,10 @@ def entry_records(entry: Entry) -> list[Measurement]:
     return records
 
 
-def from_records(records: RecordFile) -> Outcome:
+def from_records(records: RecordFile) -> Figure1Outcome:
     """Read what was measured back from its records.
 
-    >>> outcome = Outcome(Settings(), (), "digits", "of the digits", "0f")
+    >>> outcome = Figure1Outcome(Figure1Settings(), (), "digits", "of the digits", "0f")
     >>> from_records(to_records(outcome, threads=2)) == outcome
     True
     """
@@ -80,10 +81,10 @@ def from_records(records: RecordFile) -> Outcome:
     entries = []
     for (name, init, rate), own in grouped.items():
         tuning, fresh = curves(own, "tuning"), curves(own, "report")
-        entries.append(Entry(name, init, rate, tuning, tuple(track(curve, own) for curve in fresh)))
+        entries.append(Figure1Entry(name, init, rate, tuning, tuple(track(curve, own) for curve in fresh)))
     facts: dict[str, Any] = {name: records.configuration[name] for name in FACTS}
     facts |= {name: records.summary[name] for name in COSTS}
-    return Outcome(settings_of(Settings, records.configuration["settings"]), tuple(entries), **facts)
+    return Figure1Outcome(settings_of(Figure1Settings, records.configuration["settings"]), tuple(entries), **facts)
 
 
 def curves(own: list[Measurement], phase: str) -> tuple[Curve, ...]:

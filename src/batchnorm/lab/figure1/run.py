@@ -18,16 +18,17 @@ from torch import Tensor
 
 from batchnorm import interrupts
 from batchnorm.lab.curves import Curve, Member
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.depth.arms import TUNING_SEEDS, Arm
 from batchnorm.lab.depth.run import peak_megabytes
-from batchnorm.lab.figure1.outcome import Entry, Outcome, Track, choose_rate
-from batchnorm.lab.figure1.settings import PLAIN, SHARES, TUNING_STEPS, WITH, Settings
+from batchnorm.lab.figure1.outcome import Figure1Entry, Figure1Outcome, Track, choose_rate
+from batchnorm.lab.figure1.settings import PLAIN, SHARES, TUNING_STEPS, WITH, Figure1Settings
 from batchnorm.lab.heat import Crew, Heat, Job, Watch, crew
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
 from batchnorm.lab.runs.parts import Parts
-from batchnorm.lab.sources import Source
+from batchnorm.lab.sources import ImageSource
 from batchnorm.lab.train import Progress
-from batchnorm.lab.trainer import Examples, train
+from batchnorm.lab.trainer import train
 
 OBSERVED = 1000  # validation images of which the percentiles are taken
 LARGEST_PART = 8
@@ -38,8 +39,8 @@ DIGITS = 5  # of percentiles, so that records are short
 class Figure:
     """Figure 1 under way: percentiles that were seen, by start, network and seed."""
 
-    settings: Settings
-    source: Source
+    settings: Figure1Settings
+    source: ImageSource
     workers: Crew
     tracks: dict[tuple[str, str, int], Track] = field(default_factory=dict)
 
@@ -146,19 +147,19 @@ def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def tuning_steps(settings: Settings) -> int:
+def tuning_steps(settings: Figure1Settings) -> int:
     """Return after how many steps a rate is chosen.
 
-    >>> tuning_steps(Settings(steps=50_000, every=500)), tuning_steps(Settings(steps=3000, every=30))
+    >>> tuning_steps(Figure1Settings(steps=50_000, every=500)), tuning_steps(Figure1Settings(steps=3000, every=30))
     (10000, 3000)
     """
     return min(settings.amounts[0], TUNING_STEPS)
 
 
-def planned(settings: Settings) -> int:
+def planned(settings: Figure1Settings) -> int:
     """Return how many steps of networks all of it takes.
 
-    >>> planned(Settings(seeds=1, steps=10, every=1, rates=(0.1,), inits=("he",)))
+    >>> planned(Figure1Settings(seeds=1, steps=10, every=1, rates=(0.1,), inits=("he",)))
     80
     """
     each = len(TUNING_SEEDS) * len(settings.rates) * tuning_steps(settings) + settings.seeds * settings.amounts[0]
@@ -166,17 +167,22 @@ def planned(settings: Settings) -> int:
 
 
 def run(
-    settings: Settings, source: Source, *, threads: int = 1, watch: Watch | None = None, parts: Parts | None = None
-) -> Outcome:
+    settings: Figure1Settings,
+    source: ImageSource,
+    *,
+    threads: int = 1,
+    watch: Watch | None = None,
+    parts: Parts | None = None,
+) -> Figure1Outcome:
     """Train everything and return what was measured.
 
-    >>> outcome = run(Settings(steps=100), load(""))  # doctest: +SKIP
+    >>> outcome = run(Figure1Settings(steps=100), load(""))  # doctest: +SKIP
 
     An interrupt ends it and keeps the networks that were done.
     """
     settings = settings.given_data(bundled=source.bundled)
     begun, processor, interrupted = time.perf_counter(), time.process_time(), False
-    entries: list[Entry] = []
+    entries: list[Figure1Entry] = []
     try:
         with crew(threads, watch, parts, planned(settings)) as workers:
             figure = Figure(settings, source, workers)
@@ -190,12 +196,12 @@ def run(
             for (init, name), (tuned, heat) in zip(arms, reports, strict=True):
                 heat.wait()
                 tracks = tuple(figure.track(init, name, curve) for curve in heat.curves())
-                entries.append(Entry(name, init, tracks[0].curve.member.learning_rate, tuned, tracks))
+                entries.append(Figure1Entry(name, init, tracks[0].curve.member.learning_rate, tuned, tracks))
     except KeyboardInterrupt:
         interrupts.accept()
         interrupted = True
     return replace(
-        Outcome(settings, tuple(entries), source.name, source.words, source.checksum),
+        Figure1Outcome(settings, tuple(entries), source.name, source.words, source.checksum),
         classes=source.report.classes,
         validated=len(source.report.validation_labels),
         observed=min(OBSERVED, len(source.report.validation_labels)),

@@ -18,12 +18,12 @@ SHARES = (0.15, 0.5, 0.85)
 
 
 @dataclass(frozen=True)
-class Settings:
+class Figure1Settings:
     """The settings of Figure 1; ``steps`` and ``every`` follow from the data and from each other if they are None.
 
-    >>> Settings().given_data(bundled=True).steps, Settings().given_data(bundled=False).every
+    >>> Figure1Settings().given_data(bundled=True).steps, Figure1Settings().given_data(bundled=False).every
     (3000, 500)
-    >>> Settings(seeds=0)
+    >>> Figure1Settings(seeds=0)
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: --seeds is 0; give a whole number from 1 up
     """
@@ -56,7 +56,7 @@ class Settings:
         if not self.inits or len(set(self.inits)) < len(self.inits):
             raise BatchNormError("--init names one start twice, or none", do="give one or more, as small-gaussian")
 
-    def given_data(self, *, bundled: bool) -> Settings:
+    def given_data(self, *, bundled: bool) -> Figure1Settings:
         """Fill in the steps: the paper's 50,000 where data are given, fewer on the bundled digits."""
         steps = self.steps or (BUNDLED_STEPS if bundled else PAPER_STEPS)
         return replace(self, steps=steps, every=self.every or max(1, steps // RECORDS))

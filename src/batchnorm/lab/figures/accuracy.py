@@ -7,7 +7,7 @@ from typing import Any
 
 from batchnorm.lab.figures.looks import look_of_variant
 from batchnorm.lab.records import from_records
-from batchnorm.lab.summary import Lane, Row, summarise
+from batchnorm.lab.summary import Lane, VariantRow, summarise
 from batchnorm.records import RecordFile
 from batchnorm.report.embed import plotly_text
 from batchnorm.report.sections import Plot, Table
@@ -47,12 +47,12 @@ def draw(records: RecordFile) -> Plot | None:
     )
 
 
-def traces_of(row: Row, lane: Lane, target: float | None) -> list[dict[str, Any]]:
+def traces_of(row: VariantRow, lane: Lane, target: float | None) -> list[dict[str, Any]]:
     """The band, the line and, if the target was reached, the diamond of one variant.
 
     >>> from batchnorm.lab.curves import Curve, Member
     >>> lane = Lane("BN-x5", (Curve(Member(0.1, 0), (10, 20), (0.2, 0.9), (1.0, 0.5)),), 0.1, 2.0)
-    >>> row = Row("BN-x5", 0.1, None, None, (0.9,), (0.2, 0.9), 0, 2.0)
+    >>> row = VariantRow("BN-x5", 0.1, None, None, (0.9,), (0.2, 0.9), 0, 2.0)
     >>> [trace["mode"] for trace in traces_of(row, lane, None)]
     ['lines', 'lines']
     """
@@ -119,10 +119,10 @@ def layout(steps: tuple[int, ...], target: float | None) -> dict[str, Any]:
     }
 
 
-def numbers(rows: tuple[Row, ...], steps: tuple[int, ...]) -> Table:
+def numbers(rows: tuple[VariantRow, ...], steps: tuple[int, ...]) -> Table:
     """The same lines as a table: a row for each evaluated step.
 
-    >>> numbers((Row("BN-x5", 0.1, None, None, (0.9,), (0.25, 0.9), 0, 2.0),), (10, 20)).rows
+    >>> numbers((VariantRow("BN-x5", 0.1, None, None, (0.9,), (0.25, 0.9), 0, 2.0),), (10, 20)).rows
     (('10', '25.0%'), ('20', '90.0%'))
     """
     body = tuple(

@@ -8,7 +8,7 @@ import statistics
 from batchnorm.lab.figures.looks import look_of_variant
 from batchnorm.lab.present import lines
 from batchnorm.lab.records import from_records
-from batchnorm.lab.summary import Row, Summary, summarise
+from batchnorm.lab.summary import Summary, VariantRow, summarise
 from batchnorm.lab.variants import BASELINE, SAME_RATE
 from batchnorm.records import RecordFile
 from batchnorm.report.sections import Bar, Headline
@@ -59,10 +59,10 @@ def sentence(summary: Summary) -> str:
     )
 
 
-def bar(row: Row) -> Bar:
+def bar(row: VariantRow) -> Bar:
     """Draw the steps of a variant; one that never arrives has its best accuracy instead.
 
-    >>> bar(Row("BN-x5", 0.5, Steps((60.0,), 4.0), None, (0.9,), (0.9,), 0, 1.0)).text
+    >>> bar(VariantRow("BN-x5", 0.5, Steps((60.0,), 4.0), None, (0.9,), (0.9,), 0, 1.0)).text
     '60'
     """
     median = math.inf if row.to_best is None else row.to_best.median

@@ -20,7 +20,7 @@ SCALES = (256, 288, 320, 352)
 COUNTS = (1, 144)
 
 
-class View(NamedTuple):
+class CropView(NamedTuple):
     """A window of an image whose shorter side is ``scale``, scaled to the crop's size, perhaps mirrored."""
 
     scale: int
@@ -39,23 +39,23 @@ def scaled_size(width: int, height: int, shorter: int) -> tuple[int, int]:
     return int(shorter * width / height), shorter
 
 
-def central(width: int, height: int, size: int = SIZE) -> list[View]:
+def central(width: int, height: int, size: int = SIZE) -> list[CropView]:
     """Return the single crop: the centre of the image at the smallest scale.
 
     >>> central(500, 375)
-    [View(scale=256, window=Window(left=58, top=16, width=224, height=224), mirrored=False)]
+    [CropView(scale=256, window=Window(left=58, top=16, width=224, height=224), mirrored=False)]
     """
     scale = _for(SHORTER, size)
     wide, high = scaled_size(width, height, scale)
-    return [View(scale, Window(round((wide - size) / 2), round((high - size) / 2), size, size))]
+    return [CropView(scale, Window(round((wide - size) / 2), round((high - size) / 2), size, size))]
 
 
-def multiple(width: int, height: int, size: int = SIZE) -> list[View]:
+def multiple(width: int, height: int, size: int = SIZE) -> list[CropView]:
     """Return the 144 crops: 4 scales, 3 squares, 6 crops of each and their mirror images.
 
     >>> views = multiple(500, 375)
     >>> len(views), views[0]
-    (144, View(scale=256, window=Window(left=0, top=0, width=224, height=224), mirrored=False))
+    (144, CropView(scale=256, window=Window(left=0, top=0, width=224, height=224), mirrored=False))
 
     At each scale the squares are left, centre and right, or top, centre and bottom. Of each square, the crops are its
     four corners, its centre, and all of it.
@@ -70,11 +70,11 @@ def multiple(width: int, height: int, size: int = SIZE) -> list[View]:
             corners = [(0, 0), (rest, 0), (0, rest), (rest, rest), (round(rest / 2), round(rest / 2))]
             windows = [Window(left + x, top + y, size, size) for x, y in corners]
             for window in (*windows, Window(left, top, scale, scale)):
-                views += [View(scale, window), View(scale, window, True)]
+                views += [CropView(scale, window), CropView(scale, window, True)]
     return views
 
 
-def views_of(width: int, height: int, crops: int, size: int = SIZE) -> list[View]:
+def views_of(width: int, height: int, crops: int, size: int = SIZE) -> list[CropView]:
     """Return the 1 or 144 views of an image.
 
     >>> views_of(500, 375, crops=10)
@@ -86,7 +86,7 @@ def views_of(width: int, height: int, crops: int, size: int = SIZE) -> list[View
     return central(width, height, size) if crops == 1 else multiple(width, height, size)
 
 
-def cut(image: Image, views: Sequence[View], size: int = SIZE) -> Tensor:
+def cut(image: Image, views: Sequence[CropView], size: int = SIZE) -> Tensor:
     """Return the views of an image as (views, 3, size, size), standardised as in training.
 
     >>> from PIL import Image
@@ -96,7 +96,7 @@ def cut(image: Image, views: Sequence[View], size: int = SIZE) -> Tensor:
     return torch.stack([standardise(pixels) for pixels in looks(image, views, size)])
 
 
-def looks(image: Image, views: Sequence[View], size: int) -> list[Tensor]:
+def looks(image: Image, views: Sequence[CropView], size: int) -> list[Tensor]:
     """Return the pixels of each view, from 0 to 1.
 
     >>> from PIL import Image

@@ -15,7 +15,7 @@ from batchnorm.checkpoints import load_state
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.data.imagefolder import Index
 from batchnorm.lab.imagenet.examples import VIEWS, looks, training_batches
-from batchnorm.lab.imagenet.settings import Settings, loaded
+from batchnorm.lab.imagenet.settings import ImageNetSettings, loaded
 from batchnorm.lab.imagenet.state import NETWORK, network_of, summed
 from batchnorm.lab.imagenet.train import own_device
 from batchnorm.lab.runs.ranks import place
@@ -106,7 +106,9 @@ def evaluate(
     return [Score(name, total, *map(int, row)) for name, row in zip(called, counts.tolist(), strict=True)]
 
 
-def load(path: str | Path, options: dict[str, Any] | None = None, classes: int = 0) -> tuple[nn.Module, Settings, int]:
+def load(
+    path: str | Path, options: dict[str, Any] | None = None, classes: int = 0
+) -> tuple[nn.Module, ImageNetSettings, int]:
     """Load a network from the folder of a run or from a .safetensors file; return its settings and classes as well.
 
     >>> load("model.pt")
@@ -133,7 +135,7 @@ def load(path: str | Path, options: dict[str, Any] | None = None, classes: int =
         raise BatchNormError(
             f"{file} has {found} classes, the folder has {classes}", do="give the folder it was made for"
         )
-    settings = Settings.of(options or {})
+    settings = ImageNetSettings.of(options or {})
     return loaded(settings, found, state), settings, found
 
 
@@ -180,7 +182,7 @@ def evaluate_paths(
     return evaluate(models, views, names=[str(path) for path in paths], progress=progress)
 
 
-def population(model: nn.Module, index: Index, settings: Settings, batches: int) -> nn.Module:
+def population(model: nn.Module, index: Index, settings: ImageNetSettings, batches: int) -> nn.Module:
     """Return the model with the population statistics of Algorithm 2, over so many training batches."""
     parameter = next(model.parameters())
     stream = (

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.data.imagefolder import Index, decode, index
 from batchnorm.lab.imagenet.crops import cut, views_of
-from batchnorm.lab.imagenet.order import Batches, Place
-from batchnorm.lab.imagenet.settings import Settings
+from batchnorm.lab.imagenet.order import Batches, EpochPlace
+from batchnorm.lab.imagenet.settings import ImageNetSettings
 from batchnorm.lab.imagenet.transforms import training_example
 
 VIEWS = 144  # that are scored at once
@@ -37,10 +37,10 @@ def open_folder(data: str) -> Index:
 class Crops(Dataset[tuple[Tensor, int]]):
     """The training examples of a folder: what a place in an epoch looks like is given by the seed.
 
-    >>> Crops(index, Settings(seed=1))[Place(epoch=3, index=5)]  # doctest: +SKIP
+    >>> Crops(index, ImageNetSettings(seed=1))[EpochPlace(epoch=3, index=5)]  # doctest: +SKIP
     """
 
-    def __init__(self, index: Index, settings: Settings) -> None:
+    def __init__(self, index: Index, settings: ImageNetSettings) -> None:
         """Use the training images of an index."""
         self.root, self.items = Path(index.root), index.train
         self.seed, self.size, self.distortion = settings.seed, settings.size, settings.chosen("distortion")
@@ -49,7 +49,7 @@ class Crops(Dataset[tuple[Tensor, int]]):
         """Return the number of images."""
         return len(self.items)
 
-    def __getitem__(self, place: Place) -> tuple[Tensor, int]:
+    def __getitem__(self, place: EpochPlace) -> tuple[Tensor, int]:
         """Return the crop of an image in an epoch, and its label."""
         path, label = self.items[place.index]
         image = decode(self.root / path)
@@ -82,7 +82,7 @@ class Looks(Dataset[tuple[Tensor, int]]):
 
 
 def training_batches(
-    index: Index, settings: Settings, first: int, *, rank: int = 0, processes: int = 1
+    index: Index, settings: ImageNetSettings, first: int, *, rank: int = 0, processes: int = 1
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """Load this process's share of the batches from a step on.
 

@@ -13,7 +13,7 @@ SHARD = 1024  # examples
 
 
 @dataclass(frozen=True)
-class Place:
+class EpochPlace:
     """An example in an epoch."""
 
     epoch: int
@@ -77,7 +77,7 @@ class Batches:
         """Return the number of batches."""
         return max(0, self.last - self.first + 1)
 
-    def __iter__(self) -> Iterator[list[Place]]:
+    def __iter__(self) -> Iterator[list[EpochPlace]]:
         """Yield this process's part of each batch."""
         share = self.batch // self.processes
         epoch, order = -1, np.empty(0, int)
@@ -89,5 +89,5 @@ class Batches:
                 if now != epoch:
                     epoch = now
                     order = epoch_order(self.examples, self.seed, epoch, thorough=self.thorough, shard=self.shard)
-                places.append(Place(epoch, int(order[place])))
+                places.append(EpochPlace(epoch, int(order[place])))
             yield places

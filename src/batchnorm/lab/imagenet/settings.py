@@ -12,7 +12,7 @@ from torch import nn
 
 from batchnorm.checkpoints import mismatch
 from batchnorm.errors import BatchNormError
-from batchnorm.lab.imagenet.variants import BATCH, DECAY_EPOCHS, VARIANTS, Variant, variant
+from batchnorm.lab.imagenet.variants import BATCH, DECAY_EPOCHS, VARIANTS, PaperVariant, variant
 from batchnorm.lab.networks.bn_inception import SIZE, STRIDE, BNInception, our_norm, sync_norm, torch_norm
 from batchnorm.lab.runs.experiments import Option, Value
 
@@ -26,12 +26,12 @@ def _option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ImageNetSettings:
     """What a run is asked to do; 0 steps and -1 stand for what the variant has.
 
-    >>> Settings(variant="bn-x30").rate_at(0, examples=1_281_167)
+    >>> ImageNetSettings(variant="bn-x30").rate_at(0, examples=1_281_167)
     0.045
-    >>> Settings(batch=0)
+    >>> ImageNetSettings(batch=0)
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: batch is 0; give a whole number from 1 up
     """
@@ -88,10 +88,10 @@ class Settings:
             raise BatchNormError("sync is for our Batch Normalization", do="set norm=ours")
 
     @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Settings:
+    def of(cls, options: Mapping[str, Any]) -> ImageNetSettings:
         """Read settings from options; refuse a name that is none.
 
-        >>> Settings.of({"variant": "bn-x5", "stepz": 3})
+        >>> ImageNetSettings.of({"variant": "bn-x5", "stepz": 3})
         Traceback (most recent call last):
         batchnorm.errors.BatchNormError: there is no option 'stepz'; choose from variant, data, seed, steps, batch, \
 sync, norm, precision, workers, validate_every, log_every, rate, l2, dropout, distortion, decay_epochs, initial, \
@@ -104,10 +104,10 @@ per_activation, side, size, width
         return cls(**options)
 
     @property
-    def of_paper(self) -> Variant:
+    def of_paper(self) -> PaperVariant:
         """The variant of the paper.
 
-        >>> Settings(variant="inception").of_paper.normalised
+        >>> ImageNetSettings(variant="inception").of_paper.normalised
         False
         """
         return variant(self.variant)
@@ -116,7 +116,7 @@ per_activation, side, size, width
     def total(self) -> int:
         """The steps of the run.
 
-        >>> Settings(variant="bn-x30").total, Settings(steps=10).total
+        >>> ImageNetSettings(variant="bn-x30").total, ImageNetSettings(steps=10).total
         (6000000, 10)
         """
         return self.steps or self.of_paper.steps
@@ -124,7 +124,7 @@ per_activation, side, size, width
     def chosen(self, name: str) -> float:
         """Return the run's own l2, dropout or distortion, or the variant's.
 
-        >>> Settings(variant="inception").chosen("dropout"), Settings(dropout=0.1).chosen("dropout")
+        >>> ImageNetSettings(variant="inception").chosen("dropout"), ImageNetSettings(dropout=0.1).chosen("dropout")
         (0.4, 0.1)
         """
         own = getattr(self, name)
@@ -138,7 +138,7 @@ per_activation, side, size, width
     def network(self, classes: int) -> BNInception:
         """Build the network.
 
-        >>> Settings(variant="inception", width=1 / 16).network(10).classifier.out_features
+        >>> ImageNetSettings(variant="inception", width=1 / 16).network(10).classifier.out_features
         10
         """
         of = self.of_paper
@@ -157,14 +157,14 @@ per_activation, side, size, width
         )
 
 
-OPTIONS = tuple(Option(each.name, cast(Value, each.default), **each.metadata) for each in fields(Settings))
+OPTIONS = tuple(Option(each.name, cast(Value, each.default), **each.metadata) for each in fields(ImageNetSettings))
 """As ``batchnorm lab run inception-imagenet --set`` reads them."""
 
 
-def loaded(settings: Settings, classes: int, state: Mapping[str, torch.Tensor]) -> nn.Module:
+def loaded(settings: ImageNetSettings, classes: int, state: Mapping[str, torch.Tensor]) -> nn.Module:
     """Build the network of a run and put a state into it; its precision is that of the state.
 
-    >>> settings = Settings(width=1 / 16)
+    >>> settings = ImageNetSettings(width=1 / 16)
     >>> loaded(settings, 5, settings.network(5).state_dict()).training
     False
     """

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.data.imagefolder import Index
 from batchnorm.lab.imagenet.examples import looks, open_folder, training_batches
-from batchnorm.lab.imagenet.settings import OPTIONS, PRECISIONS, Settings
+from batchnorm.lab.imagenet.settings import OPTIONS, PRECISIONS, ImageNetSettings
 from batchnorm.lab.imagenet.state import averaged, put_back, summed, tensors_of
 from batchnorm.lab.imagenet.variants import MOMENTUM, TARGET
 from batchnorm.lab.runs.ranks import place
@@ -70,7 +70,7 @@ def check(options: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: steps is -1; give a whole number from 0 up
     """
-    Settings.of(options)
+    ImageNetSettings.of(options)
 
 
 def run(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def run(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
 
     >>> run({"variant": "bn-x5", "data": "imagenet", "steps": 1000}, recorder)  # doctest: +SKIP
     """
-    settings = Settings.of(options)
+    settings = ImageNetSettings.of(options)
     index = open_folder(settings.data)
     device = own_device()
     processes = place()[1]
@@ -121,7 +121,7 @@ def own_device() -> torch.device:
 
 
 def resume(
-    recorder: Recorder, settings: Settings, index: Index, model: nn.Module, optimizer: torch.optim.SGD
+    recorder: Recorder, settings: ImageNetSettings, index: Index, model: nn.Module, optimizer: torch.optim.SGD
 ) -> tuple[int, Course]:
     """Put the last checkpoint back; return after which step it was made, and the course up to there."""
     saved = recorder.restored()
@@ -147,7 +147,7 @@ def train(
     whole: nn.Module,
     model: nn.Module,
     optimizer: torch.optim.SGD,
-    settings: Settings,
+    settings: ImageNetSettings,
     index: Index,
     recorder: Recorder,
     start: int,
@@ -200,7 +200,7 @@ def loss_of(output: Tensor | tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
 
 def ended(
     recorder: Recorder,
-    settings: Settings,
+    settings: ImageNetSettings,
     step: int,
     last: bool,
     model: nn.Module,
@@ -235,7 +235,7 @@ def ended(
 
 
 @torch.no_grad()
-def validate(model: nn.Module, settings: Settings, index: Index) -> tuple[float, float]:
+def validate(model: nn.Module, settings: ImageNetSettings, index: Index) -> tuple[float, float]:
     """Return the single-crop accuracy and the mean loss on the validation images, which the processes share."""
     rank, processes = place()
     views = looks(index, size=settings.size, workers=settings.workers, rank=rank, processes=processes)

@@ -22,7 +22,7 @@ BATCH = 32
 
 
 @dataclass(frozen=True)
-class Variant:
+class PaperVariant:
     """One network of the paper's Figures 2 and 3, and how it is trained.
 
     ``paper_steps`` is how many steps of 32 the paper's run took to 72.2%, ``paper_best`` its highest accuracy and
@@ -66,7 +66,7 @@ _AS_INCEPTION = {
 VARIANTS = {
     variant.name: variant
     for variant in (
-        Variant(
+        PaperVariant(
             "inception",
             0.0015,
             normalised=False,
@@ -76,7 +76,7 @@ VARIANTS = {
             paper_best_steps=31.0e6,
             steps=31_000_000,
         ),
-        Variant(
+        PaperVariant(
             "bn-baseline",
             0.0015,
             **_AS_INCEPTION,  # type: ignore[arg-type]
@@ -84,16 +84,16 @@ VARIANTS = {
             paper_best=0.727,
             steps=31_000_000,
         ),
-        Variant("bn-x5", 0.0075, paper_steps=2.1e6, paper_best=0.730),
-        Variant("bn-x30", 0.045, paper_steps=2.7e6, paper_best=0.748, paper_best_steps=6.0e6),
-        Variant("bn-x5-sigmoid", 0.0075, activation="sigmoid", paper_best=0.698),
+        PaperVariant("bn-x5", 0.0075, paper_steps=2.1e6, paper_best=0.730),
+        PaperVariant("bn-x30", 0.045, paper_steps=2.7e6, paper_best=0.748, paper_best_steps=6.0e6),
+        PaperVariant("bn-x5-sigmoid", 0.0075, activation="sigmoid", paper_best=0.698),
     )
 }
 """By name. BN-Baseline differs from Inception in Batch Normalization alone; BN-x5 has all of section 4.2.1."""
 
 
 @dataclass(frozen=True)
-class Member:
+class EnsembleMember:
     """How one network of the ensemble differs from BN-x30 (section 4.2.3)."""
 
     seed: int
@@ -103,17 +103,17 @@ class Member:
 
 
 ENSEMBLE = (
-    Member(1, initial=2.0),
-    Member(2, dropout=0.05),
-    Member(3, dropout=0.1),
-    Member(4, per_activation=True),
-    Member(5, initial=2.0, dropout=0.05, per_activation=True),
-    Member(6, dropout=0.1, per_activation=True),
+    EnsembleMember(1, initial=2.0),
+    EnsembleMember(2, dropout=0.05),
+    EnsembleMember(3, dropout=0.1),
+    EnsembleMember(4, per_activation=True),
+    EnsembleMember(5, initial=2.0, dropout=0.05, per_activation=True),
+    EnsembleMember(6, dropout=0.1, per_activation=True),
 )
 """Six: the paper names the three changes, "some of" them for each network, and not which; this choice is ours."""
 
 
-def variant(name: str) -> Variant:
+def variant(name: str) -> PaperVariant:
     """Return a variant by its name.
 
     >>> variant("bn-x30").rate

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from batchnorm.lab.curves import Curve
+from batchnorm.lab.curves import Curve, curve_of
 from batchnorm.lab.depth.outcome import smoothed
-from batchnorm.lab.judge.contest import SMOOTHED, curve_of
+from batchnorm.lab.judge.contest import SMOOTHED
 from batchnorm.report.sections import Bar, Headline, Line, Panel, thinned
 
 POINTS = 60  # of a curve that is kept

@@ -9,7 +9,7 @@ from typing import Any
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.judge.evidence import Estimate, verdict_of
 from batchnorm.lab.runs.recorder import Recorder
-from batchnorm.lab.runs.run import Run
+from batchnorm.lab.runs.run import LabRun
 from batchnorm.lab.verdict import NOT_JUDGED
 from batchnorm.report.sections import Section
 
@@ -88,10 +88,12 @@ class Claim:
         """Return the command that carries out the claim."""
         return self.command or f"batchnorm lab run {self.name}"
 
-    def runs(self, budget: str) -> list[Run]:
+    def runs(self, budget: str) -> list[LabRun]:
         """Return the runs that a budget asks for; parts that two budgets share are the same runs."""
         about = {"claim": self.name, "version": self.version}
-        return [Run(EXPERIMENT, {**about, **part}, " ".join([self.name, *_words(part)])) for part in self.parts(budget)]
+        return [
+            LabRun(EXPERIMENT, {**about, **part}, " ".join([self.name, *_words(part)])) for part in self.parts(budget)
+        ]
 
 
 def not_run(claim: Claim) -> Judgement:

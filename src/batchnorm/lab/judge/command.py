@@ -8,6 +8,7 @@ import typer
 
 from batchnorm.errors import BatchNormError, printable
 from batchnorm.files import check_target, write_atomically
+from batchnorm.lab.runs.store import Store
 from batchnorm.options import Force
 from batchnorm.report.command import announce, page_named
 from batchnorm.terminal import note, say
@@ -15,7 +16,7 @@ from batchnorm.terminal import note, say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from batchnorm.lab.judge.measure import State
+    from batchnorm.lab.judge.measure import ClaimState
 
 PAGE, RECORDS = "claims.html", "claims.json"
 STYLES = {"confirmed": "green", "refuted": "red", "inconclusive": "yellow", "not judged": "dim"}
@@ -47,7 +48,6 @@ def claims(
     """
     from batchnorm.lab.claims import all_claims, claim_named
     from batchnorm.lab.judge.measure import state_of
-    from batchnorm.lab.runs.store import Store
 
     place = Store(store)
     if name:
@@ -99,7 +99,6 @@ def report(
     from batchnorm.lab.judge.markdown import to_markdown
     from batchnorm.lab.judge.measure import state_of
     from batchnorm.lab.judge.records import COMMAND, drawable, to_records
-    from batchnorm.lab.runs.store import Store
     from batchnorm.report.load import Run
     from batchnorm.report.page import write_page
 
@@ -120,14 +119,14 @@ def report(
     say_problems(states)
 
 
-def say_problems(states: list[State]) -> None:
+def say_problems(states: list[ClaimState]) -> None:
     """Name the results that could not be judged, on stderr."""
     for state in states:
         if state.problem:
             say(state.problem, error=True)
 
 
-def table(states: list[State], console: Console | None = None) -> None:
+def table(states: list[ClaimState], console: Console | None = None) -> None:
     """Print the claims by question, and a line that counts the verdicts.
 
     On a terminal the sentence with the figures stands below each claim; in a file or a pipe each claim is one line.
@@ -171,7 +170,7 @@ def table(states: list[State], console: Console | None = None) -> None:
     say_problems(states)
 
 
-def card(state: State) -> None:
+def card(state: ClaimState) -> None:
     """Print one claim: statement, source, rule, verdict, figures, method and limits."""
     claim, judgement = state.claim, state.judgement
     say(f"{claim.name}: {claim.statement}")

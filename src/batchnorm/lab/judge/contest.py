@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from torch import nn
 
 from batchnorm.lab.curves import Curve, Member, best_accuracy
-from batchnorm.lab.curves import curve_of as curve_of
 from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.depth.outcome import smoothed
 from batchnorm.lab.ensemble import Copies, Stack

@@ -26,7 +26,7 @@ def run(options: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class State:
+class ClaimState:
     """What a store holds of a claim: the largest budget of which all parts are finished, its parts, and the verdict."""
 
     claim: Claim
@@ -39,7 +39,7 @@ class State:
     problem: str = ""  # why finished runs could not be judged
 
 
-def state_of(claim: Claim, store: Store) -> State:
+def state_of(claim: Claim, store: Store) -> ClaimState:
     """Judge a claim from the finished runs of a store.
 
     >>> state_of(claim_named("algebra"), Store("no-such-store")).judgement.outcome
@@ -54,10 +54,10 @@ def state_of(claim: Claim, store: Store) -> State:
                     parts = tuple(part_of(folder) for folder in folders)
                     seconds = sum(map(seconds_of, folders))
                     machine, day = machine_of(folders[-1]), day_of(folders)
-                    return State(claim, budget, parts, claim.judge(parts), seconds, machine, day)
+                    return ClaimState(claim, budget, parts, claim.judge(parts), seconds, machine, day)
             except BatchNormError as error:
                 problem = problem or error
-    return State(claim, "", (), not_run(claim), 0.0) if problem is None else not_judged(claim, problem)
+    return ClaimState(claim, "", (), not_run(claim), 0.0) if problem is None else not_judged(claim, problem)
 
 
 def results_of(claim: Claim) -> AbstractContextManager[None]:
@@ -66,9 +66,9 @@ def results_of(claim: Claim) -> AbstractContextManager[None]:
     return values_of(f"the results of {claim.name} in the store", do)
 
 
-def not_judged(claim: Claim, problem: BatchNormError) -> State:
+def not_judged(claim: Claim, problem: BatchNormError) -> ClaimState:
     """Return the state of a claim whose runs are finished and cannot be read."""
-    return State(claim, "", (), Judgement(NOT_JUDGED, f"{problem}."), 0.0, problem=str(problem))
+    return ClaimState(claim, "", (), Judgement(NOT_JUDGED, f"{problem}."), 0.0, problem=str(problem))
 
 
 def part_of(folder: Folder) -> Part:

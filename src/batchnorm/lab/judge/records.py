@@ -10,7 +10,7 @@ from typing import Any
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.judge.claim import QUESTIONS
 from batchnorm.lab.judge.evidence import Estimate
-from batchnorm.lab.judge.measure import State, not_judged, results_of
+from batchnorm.lab.judge.measure import ClaimState, not_judged, results_of
 from batchnorm.records import RecordFile, typed
 from batchnorm.report.stored import from_plain, to_plain
 
@@ -19,7 +19,7 @@ CARD = ("name", "title", "statement", "rule", "method", "limits", "retelling", "
 INFINITE = {math.inf: "infinite", -math.inf: "-infinite"}  # JSON has no such numbers
 
 
-def to_records(states: Sequence[State]) -> RecordFile:
+def to_records(states: Sequence[ClaimState]) -> RecordFile:
     """Return everything that a page shows of these claims.
 
     >>> to_records([]).command
@@ -28,7 +28,7 @@ def to_records(states: Sequence[State]) -> RecordFile:
     return RecordFile(COMMAND, {}, (), {"claims": [claim_fields(state) for state in states]}, shared_machine(states))
 
 
-def drawable(state: State) -> State:
+def drawable(state: ClaimState) -> ClaimState:
     """Return the state, or that of a claim that is not judged if its results cannot be drawn.
 
     >>> drawable(state)  # doctest: +SKIP
@@ -42,7 +42,7 @@ def drawable(state: State) -> State:
     return state
 
 
-def claim_fields(state: State) -> dict[str, Any]:
+def claim_fields(state: ClaimState) -> dict[str, Any]:
     """Return one claim: its card, its verdict with the estimates, and its pictures."""
     claim, judgement = state.claim, state.judgement
     return {
@@ -91,7 +91,7 @@ def restored(found: Mapping[str, Any]) -> Estimate:
     return Estimate(**{field.name: made[field.name] for field in fields(Estimate)})
 
 
-def shared_machine(states: Sequence[State]) -> dict[str, Any]:
+def shared_machine(states: Sequence[ClaimState]) -> dict[str, Any]:
     """Return what is the same of all machines that measured; nothing of where the page is made."""
 
     def machines() -> Iterator[Mapping[str, Any]]:

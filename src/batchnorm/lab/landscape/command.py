@@ -23,7 +23,7 @@ from batchnorm.lab.front import (
     run_of,
     watched,
 )
-from batchnorm.lab.landscape.settings import Settings
+from batchnorm.lab.landscape.settings import LandscapeSettings
 from batchnorm.terminal import say
 
 FOLDER = Path("batchnorm-landscape")
@@ -61,7 +61,7 @@ def landscape(
     Seconds on the digits. Ctrl-C ends it early and keeps a network that is done.
     """
     check_outputs(threads, json, svg, out if report else None, force)
-    settings = Settings(seeds, steps, batch_size, records, rate, layers)
+    settings = LandscapeSettings(seeds, steps, batch_size, records, rate, layers)
 
     import torch
     from rich.console import Console

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from batchnorm.lab.figures.verdicts import KINDS
-from batchnorm.lab.landscape.outcome import CHANGE, LOSS, Outcome, figures, number, sentence
+from batchnorm.lab.landscape.outcome import CHANGE, LOSS, LandscapeOutcome, figures, number, sentence
 from batchnorm.lab.landscape.present import notes
 from batchnorm.lab.landscape.records import from_records
 from batchnorm.lab.landscape.settings import PLAIN, SCALED, WITH
@@ -21,9 +21,10 @@ COLORS = {PLAIN: "vermillion", WITH: "blue", SCALED: "green"}
 def draw(records: RecordFile) -> Panels | Headline:
     """Draw the sentence and four charts.
 
-    >>> from batchnorm.lab.landscape.settings import Settings
+    >>> from batchnorm.lab.landscape.settings import LandscapeSettings
     >>> from batchnorm.lab.landscape.records import to_records
-    >>> draw(to_records(Outcome(Settings(steps=9), (), {}, "digits", "of the digits", ""), threads=2)).title
+    >>> nothing = LandscapeOutcome(LandscapeSettings(steps=9), (), {}, "digits", "of the digits", "")
+    >>> draw(to_records(nothing, threads=2)).title
     'Neither network was finished.'
     """
     outcome = from_records(records)
@@ -41,7 +42,7 @@ def draw(records: RecordFile) -> Panels | Headline:
     )
 
 
-def panel(outcome: Outcome, what: str, corrected: bool) -> Panel:
+def panel(outcome: LandscapeOutcome, what: str, corrected: bool) -> Panel:
     """Draw the bands of both networks, and the edges of the band of the scaled one, which lie on it when corrected."""
     steps, lines = outcome.settings.recorded, []
     for arm, nudge in ((PLAIN, 0.0), (WITH, 20.0)):
@@ -62,14 +63,14 @@ def panel(outcome: Outcome, what: str, corrected: bool) -> Panel:
     )
 
 
-def edge(outcome: Outcome, arm: str, what: str, side: str, corrected: bool) -> list[float | None]:
+def edge(outcome: LandscapeOutcome, arm: str, what: str, side: str, corrected: bool) -> list[float | None]:
     """Return the median over the seeds of one edge of a band; None where it is infinite."""
     rows: list[Sequence[float]] = [getattr(track, f"{what}_{side}") for track in outcome.of(arm, corrected)]
     medians = (statistics.median(column) for column in zip(*rows, strict=True))
     return [value if math.isfinite(value) else None for value in medians]
 
 
-def numbers(outcome: Outcome) -> Table:
+def numbers(outcome: LandscapeOutcome) -> Table:
     """Write the bands as a table."""
     cells = [
         [edge(outcome, arm, what, side, corrected) for side in ("low", "high")]

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchnorm.lab.landscape.settings import PLAIN, WITH, Settings
+from batchnorm.lab.landscape.settings import PLAIN, WITH, LandscapeSettings
 from batchnorm.lab.summary import Steps
 from batchnorm.lab.verdict import NOT_JUDGED, Verdict, sooner, together, with_enough_seeds
 
@@ -31,7 +31,7 @@ CLAIMS = (
 
 
 @dataclass(frozen=True)
-class Track:
+class BandTrack:
     """The bands of one network and seed over the recorded steps, raw or corrected for the norm of its weights.
 
     What is not finite is infinity. ``weights`` is the norm of the hidden layers' weights.
@@ -49,7 +49,7 @@ class Track:
     def widths(self, what: str) -> list[float]:
         """Return the loss band, or the largest change of the gradient, at each recorded step.
 
-        >>> Track("with BN", False, 0, (1.0,), (1.5,), (0.1,), (0.3,), (2.0,)).widths("loss")
+        >>> BandTrack("with BN", False, 0, (1.0,), (1.5,), (0.1,), (0.3,), (2.0,)).widths("loss")
         [0.5]
         """
         if what == CHANGE:
@@ -58,7 +58,7 @@ class Track:
         return [math.inf if high == math.inf else high - low for low, high in pairs]
 
 
-def track_of(fields: Mapping[str, Any]) -> Track:
+def track_of(fields: Mapping[str, Any]) -> BandTrack:
     """Return a track from its fields as JSON has them.
 
     >>> fields = {"loss_low": [1.0], "loss_high": [None], "change_low": [], "change_high": [], "weights": [2.0]}
@@ -66,15 +66,15 @@ def track_of(fields: Mapping[str, Any]) -> Track:
     (inf,)
     """
     series = {key: tuple(math.inf if v is None else v for v in fields[key]) for key in SERIES}
-    return Track(fields["arm"], fields["corrected"], fields["seed"], **series)
+    return BandTrack(fields["arm"], fields["corrected"], fields["seed"], **series)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LandscapeOutcome:
     """All that was measured of the landscape, on which data, and the accuracies at the end, seed by seed."""
 
-    settings: Settings
-    tracks: tuple[Track, ...]
+    settings: LandscapeSettings
+    tracks: tuple[BandTrack, ...]
     accuracies: dict[str, tuple[float, ...]]
     data: str
     words: str
@@ -84,24 +84,24 @@ class Outcome:
     peak_megabytes: float = 0.0
     interrupted: bool = False
 
-    def of(self, arm: str, corrected: bool = False) -> tuple[Track, ...]:
+    def of(self, arm: str, corrected: bool = False) -> tuple[BandTrack, ...]:
         """Return one network's tracks, raw or corrected, a seed each."""
         return tuple(track for track in self.tracks if track.arm == arm and track.corrected == corrected)
 
 
-def figures(outcome: Outcome, arm: str, what: str, corrected: bool = False) -> tuple[float, ...]:
+def figures(outcome: LandscapeOutcome, arm: str, what: str, corrected: bool = False) -> tuple[float, ...]:
     """Return each seed's median over the recorded steps.
 
-    >>> figures(Outcome(Settings(), (), {}, "digits", "", ""), "with BN", "loss")
+    >>> figures(LandscapeOutcome(LandscapeSettings(), (), {}, "digits", "", ""), "with BN", "loss")
     ()
     """
     return tuple(statistics.median(track.widths(what)) for track in outcome.of(arm, corrected))
 
 
-def sentence(outcome: Outcome) -> str:
+def sentence(outcome: LandscapeOutcome) -> str:
     """Say in one sentence what came of it.
 
-    >>> sentence(Outcome(Settings(), (), {}, "digits", "of the digits", ""))
+    >>> sentence(LandscapeOutcome(LandscapeSettings(), (), {}, "digits", "of the digits", ""))
     'Neither network was finished.'
     """
     if not outcome.of(PLAIN) or not outcome.of(WITH):
@@ -131,10 +131,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
-def claims(outcome: Outcome) -> list[Verdict]:
+def claims(outcome: LandscapeOutcome) -> list[Verdict]:
     """Judge the claims: always three lines, in this order.
 
-    >>> [each.outcome for each in claims(Outcome(Settings(), (), {}, "digits", "", ""))] == [NOT_JUDGED] * 3
+    >>> nothing = LandscapeOutcome(LandscapeSettings(), (), {}, "digits", "", "")
+    >>> [each.outcome for each in claims(nothing)] == [NOT_JUDGED] * 3
     True
     """
     raw = [judged(outcome, what, corrected=False) for what in (LOSS, CHANGE)]
@@ -144,10 +145,10 @@ def claims(outcome: Outcome) -> list[Verdict]:
     return with_enough_seeds(CLAIMS, (*raw, (both, words)), outcome.settings.seeds)
 
 
-def judged(outcome: Outcome, what: str, *, corrected: bool) -> tuple[str, str]:
+def judged(outcome: LandscapeOutcome, what: str, *, corrected: bool) -> tuple[str, str]:
     """Judge whether the network with Batch Normalization has the smaller figures.
 
-    >>> judged(Outcome(Settings(), (), {}, "digits", "", ""), "loss", corrected=False)
+    >>> judged(LandscapeOutcome(LandscapeSettings(), (), {}, "digits", "", ""), "loss", corrected=False)
     ('not judged', 'it was not run')
     """
     found = {arm: figures(outcome, arm, what, corrected) for arm in (WITH, PLAIN)}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 
-from batchnorm.lab.landscape.outcome import CHANGE, LOSS, Outcome, claims, figures, ratio, sentence
+from batchnorm.lab.landscape.outcome import CHANGE, LOSS, LandscapeOutcome, claims, figures, ratio, sentence
 from batchnorm.lab.landscape.settings import SCALE, SCALED, WITH
 
 
-def artefact(outcome: Outcome) -> str:
+def artefact(outcome: LandscapeOutcome) -> str:
     """Say what the scale of the weights alone does to the raw figures; "" if it was not measured.
 
-    >>> artefact(Outcome(Settings(), (), {}, "digits", "", ""))
+    >>> artefact(LandscapeOutcome(LandscapeSettings(), (), {}, "digits", "", ""))
     ''
     """
     if not outcome.of(SCALED):
@@ -31,10 +31,10 @@ def artefact(outcome: Outcome) -> str:
     )
 
 
-def notes(outcome: Outcome) -> list[str]:
+def notes(outcome: LandscapeOutcome) -> list[str]:
     """Write how to read the figures.
 
-    >>> notes(Outcome(Settings(steps=9), (), {}, "digits", "of the digits", ""))[-1]
+    >>> notes(LandscapeOutcome(LandscapeSettings(steps=9), (), {}, "digits", "of the digits", ""))[-1]
     '9 steps in 0 s (0 s of processor time); peak memory 0 MB.'
     """
     settings, text = outcome.settings, []
@@ -58,10 +58,10 @@ def notes(outcome: Outcome) -> list[str]:
     ]
 
 
-def lines(outcome: Outcome) -> list[str]:
+def lines(outcome: LandscapeOutcome) -> list[str]:
     """Write all of it for a terminal, the sentence first.
 
-    >>> lines(Outcome(Settings(steps=9), (), {}, "digits", "of the digits", ""))[0]
+    >>> lines(LandscapeOutcome(LandscapeSettings(steps=9), (), {}, "digits", "of the digits", ""))[0]
     'Neither network was finished.'
     """
     text = [sentence(outcome), *(f"{c.claim}: {c.outcome.upper()} ({c.evidence})." for c in claims(outcome))]

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from batchnorm.errors import BatchNormError
-from batchnorm.lab.landscape.outcome import Outcome, Track, claims, sentence
+from batchnorm.lab.landscape.outcome import BandTrack, LandscapeOutcome, claims, sentence
 from batchnorm.lab.landscape.present import notes
-from batchnorm.lab.landscape.settings import Settings
+from batchnorm.lab.landscape.settings import LandscapeSettings
 from batchnorm.lab.runs.records import settings_of
 from batchnorm.records import Measurement, RecordFile
 
@@ -23,10 +23,11 @@ SERIES = {
 FACTS, COSTS = ("data", "words", "checksum"), ("seconds", "cpu_seconds", "peak_megabytes", "interrupted")
 
 
-def to_records(outcome: Outcome, threads: int) -> RecordFile:
+def to_records(outcome: LandscapeOutcome, threads: int) -> RecordFile:
     """Write what was measured as records.
 
-    >>> to_records(Outcome(Settings(steps=9), (), {}, "digits", "of the digits", "0f"), threads=2).command
+    >>> nothing = LandscapeOutcome(LandscapeSettings(steps=9), (), {}, "digits", "of the digits", "0f")
+    >>> to_records(nothing, threads=2).command
     'landscape'
     """
     return RecordFile(
@@ -54,10 +55,10 @@ def to_records(outcome: Outcome, threads: int) -> RecordFile:
     )
 
 
-def from_records(records: RecordFile) -> Outcome:
+def from_records(records: RecordFile) -> LandscapeOutcome:
     """Read what was measured back from its records.
 
-    >>> outcome = Outcome(Settings(steps=9), (), {}, "digits", "of the digits", "0f")
+    >>> outcome = LandscapeOutcome(LandscapeSettings(steps=9), (), {}, "digits", "of the digits", "0f")
     >>> from_records(to_records(outcome, threads=2)) == outcome
     True
     """
@@ -71,5 +72,7 @@ def from_records(records: RecordFile) -> Outcome:
     facts: dict[str, Any] = {name: records.configuration[name] for name in FACTS}
     facts |= {name: records.summary[name] for name in COSTS}
     accuracies = {arm: tuple(values) for arm, values in records.summary["accuracies"].items()}
-    tracks = tuple(Track(*key, *(own[name] for name in SERIES)) for key, own in grouped.items())
-    return Outcome(settings_of(Settings, records.configuration["settings"]), tracks, accuracies, **facts)
+    tracks = tuple(BandTrack(*key, *(own[name] for name in SERIES)) for key, own in grouped.items())
+    return LandscapeOutcome(
+        settings_of(LandscapeSettings, records.configuration["settings"]), tracks, accuracies, **facts
+    )

@@ -17,17 +17,18 @@ from torch import Tensor
 
 from batchnorm import interrupts
 from batchnorm.lab.curves import Curve, Member
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.depth.arms import Arm
 from batchnorm.lab.depth.run import peak_megabytes
 from batchnorm.lab.heat import Job, Watch, crew
-from batchnorm.lab.landscape.outcome import Outcome, Track, track_of
-from batchnorm.lab.landscape.settings import PLAIN, SCALE, SCALED, WITH, Settings
+from batchnorm.lab.landscape.outcome import BandTrack, LandscapeOutcome, track_of
+from batchnorm.lab.landscape.settings import PLAIN, SCALE, SCALED, WITH, LandscapeSettings
 from batchnorm.lab.landscape.walk import hidden, norms, scaled, walk
 from batchnorm.lab.networks.layered import Layered, LayeredCopies
 from batchnorm.lab.runs.parts import Parts
-from batchnorm.lab.sources import Source
+from batchnorm.lab.sources import ImageSource
 from batchnorm.lab.train import Progress
-from batchnorm.lab.trainer import Examples, copy_losses, descend, orders, rates, validate
+from batchnorm.lab.trainer import copy_losses, descend, orders, rates, validate
 
 DIGITS = 5  # of what is recorded, so that records are short
 QUANTITIES = ("loss low", "loss high", "change low", "change high", "weights")
@@ -39,11 +40,11 @@ class Log:
 
     rows: dict[str, list[Tensor]] = field(default_factory=lambda: {name: [] for name in QUANTITIES})
 
-    def tracks(self, arm: str, corrected: bool, members: Sequence[Member]) -> list[Track]:
+    def tracks(self, arm: str, corrected: bool, members: Sequence[Member]) -> list[BandTrack]:
         """Return a track for each copy."""
         columns = {name: torch.stack(rows).T.tolist() for name, rows in self.rows.items()}
         return [
-            Track(arm, corrected, member.seed, *(tuple(map(rounded, columns[name][index])) for name in QUANTITIES))
+            BandTrack(arm, corrected, member.seed, *(tuple(map(rounded, columns[name][index])) for name in QUANTITIES))
             for index, member in enumerate(members)
         ]
 
@@ -61,13 +62,14 @@ def train_and_walk(
     stack: LayeredCopies,
     members: Sequence[Member],
     data: Examples,
-    settings: Settings,
+    settings: LandscapeSettings,
     look: Callable[[Progress], None] = lambda progress: None,
-) -> tuple[list[Track], list[float]]:
+) -> tuple[list[BandTrack], list[float]]:
     """Train a stack, measured at the recorded steps; return a track for each state and copy, and the accuracies.
 
     >>> stack = LayeredCopies([Layered(0, normalised=True, activation="relu", inputs=64, init="he")])
-    >>> tracks, _ = train_and_walk(stack, [Member(0.1, 0)], load("").report, Settings(steps=2))  # doctest: +SKIP
+    >>> settings = LandscapeSettings(steps=2)
+    >>> tracks, _ = train_and_walk(stack, [Member(0.1, 0)], load("").report, settings)  # doctest: +SKIP
     """
     steps = settings.given_data(bundled=True).steps or 0
     order = orders(members, len(data.train_labels), settings.batch_size, steps)
@@ -95,28 +97,33 @@ def train_and_walk(
     return [track for (arm, c), log in logs.items() for track in log.tracks(arm, c, members)], accuracies
 
 
-def planned(settings: Settings) -> int:
+def planned(settings: LandscapeSettings) -> int:
     """Return how many steps of networks both networks take.
 
-    >>> planned(Settings(seeds=5, steps=300))
+    >>> planned(LandscapeSettings(seeds=5, steps=300))
     3000
     """
     return 2 * settings.seeds * (settings.steps or 0)
 
 
 def run(
-    settings: Settings, source: Source, *, threads: int = 1, watch: Watch | None = None, parts: Parts | None = None
-) -> Outcome:
+    settings: LandscapeSettings,
+    source: ImageSource,
+    *,
+    threads: int = 1,
+    watch: Watch | None = None,
+    parts: Parts | None = None,
+) -> LandscapeOutcome:
     """Measure both networks and return what was found.
 
-    >>> outcome = run(Settings(steps=100), load(""))  # doctest: +SKIP
+    >>> outcome = run(LandscapeSettings(steps=100), load(""))  # doctest: +SKIP
 
     An interrupt ends it and keeps a network that was done.
     """
     settings = settings.given_data(bundled=source.bundled)
     begun, processor, interrupted = time.perf_counter(), time.process_time(), False
     members = [Member(settings.rate, seed) for seed in range(settings.seeds)]
-    found: dict[str, tuple[list[Track], list[float]]] = {}
+    found: dict[str, tuple[list[BandTrack], list[float]]] = {}
     try:
         with crew(threads, watch, parts, planned(settings)) as workers:
             heats = []
@@ -156,7 +163,7 @@ def run(
     done = [found[arm] for arm in (PLAIN, WITH) if arm in found]
     names = [arm for arm in (PLAIN, WITH) if arm in found]
     return replace(
-        Outcome(settings, (), {}, source.name, source.words, source.checksum),
+        LandscapeOutcome(settings, (), {}, source.name, source.words, source.checksum),
         tracks=tuple(track for tracks, _ in done for track in tracks),
         accuracies={arm: tuple(values) for arm, (_, values) in zip(names, done, strict=True)},
         seconds=time.perf_counter() - begun,

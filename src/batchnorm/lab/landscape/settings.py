@@ -14,10 +14,10 @@ BUNDLED_STEPS, DATA_STEPS = 400, 2000
 
 
 @dataclass(frozen=True)
-class Settings:
+class LandscapeSettings:
     """The settings of the landscape; ``steps`` follows from the data if it is None.
 
-    >>> Settings(rate=0)
+    >>> LandscapeSettings(rate=0)
     Traceback (most recent call last):
     batchnorm.errors.BatchNormError: --rate is 0; give a number above 0
     """
@@ -40,10 +40,10 @@ class Settings:
         if not (math.isfinite(self.rate) and self.rate > 0):
             raise BatchNormError(f"--rate is {self.rate:g}", do="give a number above 0")
 
-    def given_data(self, *, bundled: bool) -> Settings:
+    def given_data(self, *, bundled: bool) -> LandscapeSettings:
         """Fill in the steps: fewer on the bundled digits.
 
-        >>> Settings().given_data(bundled=True).steps
+        >>> LandscapeSettings().given_data(bundled=True).steps
         400
         """
         return replace(self, steps=self.steps or (BUNDLED_STEPS if bundled else DATA_STEPS))
@@ -52,7 +52,7 @@ class Settings:
     def recorded(self) -> tuple[int, ...]:
         """The steps before which the landscape is measured, evenly on a logarithmic scale; the first is step 1.
 
-        >>> Settings(steps=100, records=5).recorded
+        >>> LandscapeSettings(steps=100, records=5).recorded
         (1, 3, 10, 32, 100)
         """
         last = math.log(self.steps or 1)

@@ -38,7 +38,7 @@ NormFactory = Callable[[int, str], nn.Module]
 
 
 @dataclass(frozen=True)
-class Row:
+class InceptionRow:
     """One Inception module of the table; ``projection`` 0 passes the pooled maps through."""
 
     name: str
@@ -59,16 +59,16 @@ class Row:
 
 
 TABLE = (
-    Row("3a", 64, (64, 64), (64, 96), "avg", 32),
-    Row("3b", 64, (64, 96), (64, 96), "avg", 64),
-    Row("3c", 0, (128, 160), (64, 96), "max", 0, stride=2),
-    Row("4a", 224, (64, 96), (96, 128), "avg", 128),
-    Row("4b", 192, (96, 128), (96, 128), "avg", 128),
-    Row("4c", 160, (128, 160), (128, 160), "avg", 96),
-    Row("4d", 96, (128, 192), (160, 192), "avg", 96),
-    Row("4e", 0, (128, 192), (192, 256), "max", 0, stride=2),
-    Row("5a", 352, (192, 320), (160, 224), "avg", 128),
-    Row("5b", 352, (192, 320), (192, 224), "max", 128),
+    InceptionRow("3a", 64, (64, 64), (64, 96), "avg", 32),
+    InceptionRow("3b", 64, (64, 96), (64, 96), "avg", 64),
+    InceptionRow("3c", 0, (128, 160), (64, 96), "max", 0, stride=2),
+    InceptionRow("4a", 224, (64, 96), (96, 128), "avg", 128),
+    InceptionRow("4b", 192, (96, 128), (96, 128), "avg", 128),
+    InceptionRow("4c", 160, (128, 160), (128, 160), "avg", 96),
+    InceptionRow("4d", 96, (128, 192), (160, 192), "avg", 96),
+    InceptionRow("4e", 0, (128, 192), (192, 256), "max", 0, stride=2),
+    InceptionRow("5a", 352, (192, 320), (160, 224), "avg", 128),
+    InceptionRow("5b", 352, (192, 320), (192, 224), "max", 128),
 )
 
 
@@ -135,7 +135,7 @@ class Module(nn.Module):
     torch.Size([1, 576, 14, 14])
     """
 
-    def __init__(self, row: Row, inputs: int, unit: Unit) -> None:
+    def __init__(self, row: InceptionRow, inputs: int, unit: Unit) -> None:
         """Build the branches of a row."""
         super().__init__()
         if row.one:
@@ -228,7 +228,7 @@ class BNInception(nn.Module):
         self.pool2 = nn.MaxPool2d(3, 2, 1)
         inputs, self.side = second, None
         for row in TABLE:
-            scaled = Row(
+            scaled = InceptionRow(
                 row.name,
                 wide(row.one),
                 (wide(row.three[0]), wide(row.three[1])),

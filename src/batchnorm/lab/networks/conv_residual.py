@@ -44,7 +44,7 @@ class ConvResidual(nn.Module):
         for stage in range(STAGES):
             for block in range(blocks):
                 outside = width << stage
-                rows.append(Block(stream, inside, outside, 2 if stage and not block else 1, norm, skip_init))
+                rows.append(ResidualBlock(stream, inside, outside, 2 if stage and not block else 1, norm, skip_init))
                 inside = outside
         self.blocks = nn.Sequential(*rows)
         self.read_out = nn.Linear(inside, classes)
@@ -86,7 +86,7 @@ class Unit(nn.Module):
         return torch.relu(z if residual is None else z + residual)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """A residual block; where the size changes, the shortcut is every other position, padded with channels of 0."""
 
     def __init__(

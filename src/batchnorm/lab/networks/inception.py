@@ -125,12 +125,12 @@ class MakeUnit(Protocol):
         """Make ``copies`` such convolutions of one input, side by side."""
 
 
-class Block(nn.Module):
+class InceptionBlock(nn.Module):
     """Four branches over one input: 1x1, pool-1x1, 1x1-3x3 and 1x1-3x3-3x3, their outputs side by side.
 
     >>> def unit(inputs, outputs, kernel, copies=1):
     ...     return GroupedConv([torch.Generator()], inputs, outputs, kernel, copies=copies)
-    >>> Block(unit, members=1, inputs=16, width=8)(torch.ones(2, 16, 4, 4)).shape
+    >>> InceptionBlock(unit, members=1, inputs=16, width=8)(torch.ones(2, 16, 4, 4)).shape
     torch.Size([2, 32, 4, 4])
     """
 
@@ -211,10 +211,10 @@ class Inception(nn.Module):
             after = ACTIVATIONS[activation]() if norm is None else norm(len(conv.weight), activation)
             return nn.Sequential(conv, after)
 
-        out = Block.BRANCHES * width
+        out = InceptionBlock.BRANCHES * width
         self.stem = unit(channels, 2 * width, 3)
         self.blocks = nn.ModuleList(
-            Block(unit, self.members, 2 * width if index == 0 else out, width) for index in range(BLOCKS)
+            InceptionBlock(unit, self.members, 2 * width if index == 0 else out, width) for index in range(BLOCKS)
         )
         self.read_out = GroupedConv(streams, out, classes, 1, scheme=scheme)
 

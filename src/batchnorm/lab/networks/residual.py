@@ -73,7 +73,7 @@ class Residual(nn.Module):
         if self.norms:
             norm = self.norms[index]
             if isinstance(norm, BatchNorm1d) and norm.activation == self.activation:
-                return cast(Tensor, norm(z, residual))  # all of it in one pass
+                return norm(z, residual)  # all of it in one pass
             z = norm(z)
         if residual is not None:
             z = residual + (z * self.scales[index // 2 - 1] if self.scales else z)

@@ -20,7 +20,7 @@ LOOKS = {"without BN": ("ink", "dash"), "with BN": ("blue", "solid")}
 def headline(records: RecordFile) -> Headline:
     """Draw the sentence, and the steps of both networks as bars.
 
-    >>> headline(own_records(Duel("net.py:make", Settings(), None, None, (), "", 10, 450, 2.0, 300.0), 1)).title
+    >>> headline(own_records(Duel("net.py:make", DepthSettings(), None, None, (), "", 10, 450, 2.0, 300.0), 1)).title
     'No arm was finished.'
     """
     duel = from_records(records)
@@ -42,7 +42,7 @@ def headline(records: RecordFile) -> Headline:
 def accuracy(records: RecordFile) -> Plot | None:
     """Draw the validation accuracy of both networks over the steps.
 
-    >>> accuracy(own_records(Duel("net.py:make", Settings(), None, None, (), "", 10, 450, 2.0, 300.0), 1)) is None
+    >>> accuracy(own_records(Duel("net.py:make", DepthSettings(), None, None, (), "", 10, 450, 2.0, 300.0), 1)) is None
     True
     """
     duel = from_records(records)
@@ -69,7 +69,7 @@ def accuracy(records: RecordFile) -> Plot | None:
 def rates(records: RecordFile) -> Plot | None:
     """Draw the best accuracy of both networks at every rate.
 
-    >>> rates(own_records(Duel("net.py:make", Settings(), None, None, (), "", 10, 450, 2.0, 300.0), 1)) is None
+    >>> rates(own_records(Duel("net.py:make", DepthSettings(), None, None, (), "", 10, 450, 2.0, 300.0), 1)) is None
     True
     """
     rows = sweep_rows(from_records(records))

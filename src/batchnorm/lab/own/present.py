@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from batchnorm.lab.depth.claims import CLAIMS
-from batchnorm.lab.depth.outcome import Entry, smoothed
+from batchnorm.lab.depth.outcome import DepthEntry, smoothed
 from batchnorm.lab.own.race import Duel, trained
 from batchnorm.lab.summary import Steps, at_rate, rates_in, steps_of, typical_best
 from batchnorm.lab.verdict import NOT_JUDGED, Verdict, sooner, with_enough_seeds
@@ -48,7 +48,7 @@ def sweep_rows(duel: Duel) -> list[tuple[float, float, float]]:
 def sentence(duel: Duel) -> str:
     """Say in one sentence what the race came to.
 
-    >>> sentence(Duel("net.py:make", Settings(), None, None, (), "", 10, 450, 2.0, 300.0))
+    >>> sentence(Duel("net.py:make", DepthSettings(), None, None, (), "", 10, 450, 2.0, 300.0))
     'No arm was finished.'
     """
     if duel.plain is None or duel.normed is None:
@@ -81,13 +81,13 @@ def lines(duel: Duel) -> list[str]:
     return text + notes(duel)
 
 
-def arm(duel: Duel, entry: Entry) -> str:
+def arm(duel: Duel, entry: DepthEntry) -> str:
     """Describe one arm on the fresh seeds."""
     lost = sum(curve.diverged_at is not None for curve in entry.curves)
     return f"{entry.arm}: rate {entry.rate:g}, best {best(duel, entry):.1%}, {lost} of {len(entry.curves)} diverged"
 
 
-def best(duel: Duel, entry: Entry) -> float:
+def best(duel: Duel, entry: DepthEntry) -> float:
     """Return the median of an arm's best accuracies on the fresh seeds."""
     return typical_best([smoothed(curve, duel.settings.smoothed_over) for curve in entry.curves])
 
@@ -95,7 +95,7 @@ def best(duel: Duel, entry: Entry) -> float:
 def notes(duel: Duel) -> list[str]:
     """Write what to beware of, where BN was inserted, and what the race took.
 
-    >>> notes(Duel("net.py:make", Settings(), None, None, ("1", "4"), "", 10, 450, 2.0, 300.0))[0]
+    >>> notes(Duel("net.py:make", DepthSettings(), None, None, ("1", "4"), "", 10, 450, 2.0, 300.0))[0]
     'BN was inserted behind 1, 4.'
     """
     text = []

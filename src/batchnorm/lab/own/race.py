@@ -12,12 +12,12 @@ from torch import nn
 
 from batchnorm import interrupts
 from batchnorm.lab.curves import Curve, Member
-from batchnorm.lab.depth.arms import PLAIN, TUNING_SEEDS, Arm, Settings
-from batchnorm.lab.depth.outcome import Entry, choose_rate, smoothed, soonest_rate
+from batchnorm.lab.depth.arms import PLAIN, TUNING_SEEDS, Arm, DepthSettings
+from batchnorm.lab.depth.outcome import DepthEntry, choose_rate, smoothed, soonest_rate
 from batchnorm.lab.depth.run import peak_megabytes
 from batchnorm.lab.ensemble import Copies
 from batchnorm.lab.heat import Crew, Heat, Job, Watch, crew
-from batchnorm.lab.own.subject import Subject
+from batchnorm.lab.own.subject import RaceSubject
 from batchnorm.lab.runs.parts import Parts
 from batchnorm.lab.summary import TRAINED, at_rate, typical_best
 from batchnorm.lab.train import Progress
@@ -32,9 +32,9 @@ class Duel:
     """What the race of one network measured: both arms over the grid, and each at its rate on fresh seeds."""
 
     model: str
-    settings: Settings
-    plain: Entry | None
-    normed: Entry | None
+    settings: DepthSettings
+    plain: DepthEntry | None
+    normed: DepthEntry | None
     places: tuple[str, ...]
     alone: str
     classes: int
@@ -46,8 +46,8 @@ class Duel:
 
 def run(
     model: str,
-    subject: Subject,
-    settings: Settings,
+    subject: RaceSubject,
+    settings: DepthSettings,
     *,
     threads: int = 1,
     watch: Watch | None = None,
@@ -55,10 +55,10 @@ def run(
 ) -> Duel:
     """Race a network; an interrupt ends it and keeps an arm that was done.
 
-    >>> run("net.py:make", load("net.py:make", "train.npz", [0], 32), Settings())  # doctest: +SKIP
+    >>> run("net.py:make", load("net.py:make", "train.npz", [0], 32), DepthSettings())  # doctest: +SKIP
     """
     begun, interrupted = time.perf_counter(), False
-    entries: dict[str, Entry] = {}
+    entries: dict[str, DepthEntry] = {}
     try:
         with crew(threads, watch, parts, planned(settings)) as workers:
             sweeps = {arm: sweep(workers, subject, settings, arm) for arm in (PLAIN, WITH)}
@@ -76,7 +76,7 @@ def run(
             }
             for arm, heat in fresh.items():
                 heat.wait()
-                entries[arm.name] = Entry(0, arm.name, rates[arm], tuned[arm], tuple(heat.curves()))
+                entries[arm.name] = DepthEntry(0, arm.name, rates[arm], tuned[arm], tuple(heat.curves()))
     except KeyboardInterrupt:
         interrupts.accept()
         interrupted = True
@@ -95,22 +95,22 @@ def run(
     )
 
 
-def sweep(workers: Crew, subject: Subject, settings: Settings, arm: Arm) -> Heat:
+def sweep(workers: Crew, subject: RaceSubject, settings: DepthSettings, arm: Arm) -> Heat:
     """Train one arm at all rates on the tuning seeds."""
     members = [Member(rate, seed) for seed in TUNING_SEEDS for rate in settings.rates]
     return start(workers, subject, settings, arm, members)
 
 
-def planned(settings: Settings) -> int:
+def planned(settings: DepthSettings) -> int:
     """Return how many steps of networks the race takes.
 
-    >>> planned(Settings(seeds=2, steps=10, rates=(0.1, 0.3)))
+    >>> planned(DepthSettings(seeds=2, steps=10, rates=(0.1, 0.3)))
     160
     """
     return 2 * settings.steps * (len(TUNING_SEEDS) * len(settings.rates) + settings.seeds)
 
 
-def start(workers: Crew, subject: Subject, settings: Settings, arm: Arm, members: Sequence[Member]) -> Heat:
+def start(workers: Crew, subject: RaceSubject, settings: DepthSettings, arm: Arm, members: Sequence[Member]) -> Heat:
     """Begin to train copies of the plain network or of the one with BN."""
     networks = subject.plain if arm is PLAIN else subject.normed
     job = Job(0, (arm,), tuple(members))
@@ -125,7 +125,7 @@ def start(workers: Crew, subject: Subject, settings: Settings, arm: Arm, members
     return workers.start(job, train_part, steps=settings.steps, largest=LARGEST_PART)
 
 
-def target_of(tuning: Sequence[Curve], rate: float, settings: Settings) -> float:
+def target_of(tuning: Sequence[Curve], rate: float, settings: DepthSettings) -> float:
     """Return the best accuracy of a rate on the tuning seeds."""
     return typical_best([smoothed(curve, settings.smoothed_over) for curve in at_rate(tuning, rate)])
 

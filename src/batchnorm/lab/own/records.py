@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from batchnorm.lab.depth.arms import PLAIN, Settings
+from batchnorm.lab.depth.arms import PLAIN, DepthSettings
 from batchnorm.lab.depth.records import entries_of, entry_records
 from batchnorm.lab.own.present import lines, sentence, sweep_rows, verdict
 from batchnorm.lab.own.race import WITH, Duel
@@ -45,7 +45,7 @@ def to_records(duel: Duel, threads: int) -> RecordFile:
 def from_records(records: RecordFile) -> Duel:
     """Read a race back from its records.
 
-    >>> duel = Duel("net.py:make", Settings(), None, None, ("1",), "", 10, 450, 2.0, 300.0)
+    >>> duel = Duel("net.py:make", DepthSettings(), None, None, ("1",), "", 10, 450, 2.0, 300.0)
     >>> from_records(to_records(duel, threads=2)) == duel
     True
     """
@@ -53,7 +53,7 @@ def from_records(records: RecordFile) -> Duel:
     entries = {entry.arm: entry for entry in entries_of(records)}
     return Duel(
         given["model"],
-        settings_of(Settings, given["settings"]),
+        settings_of(DepthSettings, given["settings"]),
         entries.get(PLAIN.name),
         entries.get(WITH.name),
         tuple(given["places"]),

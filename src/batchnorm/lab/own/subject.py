@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.batches import load_batches
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, first_line
 from batchnorm.lab.data.digits import SPLIT_SEED, stratified_split
+from batchnorm.lab.data.examples import Examples
 from batchnorm.lab.ensemble import Copies
-from batchnorm.lab.trainer import Examples
 from batchnorm.specs import called, made_by
 from batchnorm.transforms.insert import insert
 
@@ -26,7 +26,7 @@ MOST_VALIDATED = 1000  # examples: more would take longer than the training betw
 
 
 @dataclass(frozen=True)
-class Subject:
+class RaceSubject:
     """A user's network for each seed, without and with BN, and the examples.
 
     ``alone`` says why copies cannot be trained side by side; empty if they can.
@@ -53,7 +53,7 @@ class Subject:
         return digest.hexdigest()
 
 
-def load(model: str, data: str, seeds: Sequence[int], batch_size: int) -> Subject:
+def load(model: str, data: str, seeds: Sequence[int], batch_size: int) -> RaceSubject:
     """Make the networks and the examples that a user names.
 
     >>> load("net.py:make", "train.npz", seeds=[0], batch_size=32)
@@ -88,7 +88,7 @@ def load(model: str, data: str, seeds: Sequence[int], batch_size: int) -> Subjec
         report = called("inserting BN", lambda: insert(first, batch))[1]
         normed = {seed: insert(network, batch)[0].train() for seed, network in plain.items()}
         alone = obstacle([plain[seeds[0]], normed[seeds[0]]], examples, batch_size)
-    return Subject(plain, normed, report.paths, examples, alone, code_of(factory))
+    return RaceSubject(plain, normed, report.paths, examples, alone, code_of(factory))
 
 
 def code_of(factory: Any) -> bytes:
@@ -160,5 +160,5 @@ def obstacle(networks: Sequence[nn.Module], data: Examples, batch_size: int) -> 
             copies.gradients(copies.scores(torch.stack([batch, batch])).sum((1, 2)))
             copies.evaluate(batch)
         except Exception as error:  # whatever the user's forward does that vmap does not know
-            return str(error).splitlines()[0] if str(error) else type(error).__name__
+            return first_line(error) if str(error) else type(error).__name__
     return ""

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from batchnorm.errors import BatchNormError
+from batchnorm.errors import BatchNormError, printable
 from batchnorm.files import check_target
+from batchnorm.lab.judge.command import table as print_claims
+from batchnorm.lab.runs.run import LabRun
 from batchnorm.lab.runs.store import (
     CHECKPOINT,
     DEFAULT,
@@ -28,8 +30,7 @@ from batchnorm.terminal import note, say
 
 if TYPE_CHECKING:
     from batchnorm.lab.judge.claim import Claim
-    from batchnorm.lab.runs.local import Outcome
-    from batchnorm.lab.runs.run import Run
+    from batchnorm.lab.runs.local import RunsOutcome
 
 DAMAGED = "damaged"  # in the list: a file of the run cannot be read
 WIDEST = 200  # characters of a figure or a curve; the files have the rest
@@ -101,13 +102,12 @@ def run(
     # Each run of a claim computes on one thread, whatever the machine, so that all give the same numbers.
     carry_out(place, [place.add(each) for each in runs], on, workers, threads or int(bool(claimed)))
     if claimed:
-        from batchnorm.lab.judge.command import table
         from batchnorm.lab.judge.measure import state_of
 
-        table([state_of(each, place) for each in claimed])
+        print_claims([state_of(each, place) for each in claimed])
 
 
-def asked(names: list[str], everything: bool, budget: str, settings: list[str]) -> tuple[list[Claim], list[Run]]:
+def asked(names: list[str], everything: bool, budget: str, settings: list[str]) -> tuple[list[Claim], list[LabRun]]:
     """Return the claims that were named, and the runs that they, or the experiment, ask for."""
     from batchnorm.lab.claims import all_claims, claim_named
     from batchnorm.lab.judge.claim import BUDGETS
@@ -175,8 +175,6 @@ def list_(
         raise BatchNormError(f"--state is {states!r}", do=f"choose one of {', '.join(known)}")
     from rich.table import Table
     from rich.text import Text
-
-    from batchnorm.errors import printable
 
     place = existing(store)
     folders, foreign = place.runs()
@@ -346,7 +344,7 @@ def options(
         say(f"{option.name}={default}  {option.help}{choices}")
 
 
-def carry_out(place: Store, folders: list[Folder], on: str, workers: int, threads: int) -> Outcome:
+def carry_out(place: Store, folders: list[Folder], on: str, workers: int, threads: int) -> RunsOutcome:
     """Carry out runs here or on a cluster, show where they stand, and say what came of them."""
     from rich.console import Console
 
@@ -394,7 +392,6 @@ def draw(folders: list[Folder], page: Path, open: bool, *, table: bool = False, 
     from rich.table import Table
     from rich.text import Text
 
-    from batchnorm.errors import printable
     from batchnorm.lab.runs.compare import COMMAND, short, to_records
     from batchnorm.lab.runs.compare import compare as compared
     from batchnorm.report.load import Run as Drawn

@@ -10,6 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
+import torch
+
+from batchnorm import __version__, kernels
 from batchnorm.errors import BatchNormError
 from batchnorm.lab.runs.experiments import function_of
 from batchnorm.lab.runs.recorder import Recorder, Stopped
@@ -33,8 +37,6 @@ def execute(
     ``begun`` is called with the recorder before the experiment; ``by`` carries it out in place of its own function.
     A run that goes on uses as many threads as when it began: sums in another order would give other numbers.
     """
-    import torch
-
     with folder.opened():
         if folder.finished:
             return True
@@ -72,11 +74,6 @@ def environment() -> dict[str, Any]:
     >>> environment()["torch"]  # doctest: +SKIP
     '2.13.0'
     """
-    import numpy
-    import torch
-
-    from batchnorm import __version__, kernels
-
     return {
         **machine(),
         "batchnorm": __version__,

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.lab.runs.recorder import Recorder
-from batchnorm.lab.runs.run import Run
+from batchnorm.lab.runs.run import LabRun
 
 EXPERIMENTS = {
     "train": ("batchnorm.lab.single.run", "one network, with any norm, on any of the data sets"),
@@ -90,7 +90,7 @@ def function_of(experiment: str) -> Callable[[Mapping[str, Any], Recorder], Mapp
     return cast("Callable[[Mapping[str, Any], Recorder], Mapping[str, Any]]", function)
 
 
-def runs_of(experiment: str, given: Sequence[str]) -> list[Run]:
+def runs_of(experiment: str, given: Sequence[str]) -> list[LabRun]:
     """Return the runs that ``name=value`` options ask for; values with commas between them make a run each.
 
     >>> [run.name for run in runs_of("train", ["rate=0.1,0.3", "steps=50"])]
@@ -118,5 +118,5 @@ def runs_of(experiment: str, given: Sequence[str]) -> list[Run]:
         if hasattr(module, "check"):
             module.check(options)
         words = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in own.items()]
-        runs.append(Run(experiment, options, " ".join([experiment, *words])))
+        runs.append(LabRun(experiment, options, " ".join([experiment, *words])))
     return list({run.key: run for run in runs}.values())

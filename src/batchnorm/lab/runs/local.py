@@ -25,7 +25,7 @@ GLANCE = 0.25
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunsOutcome:
     """What became of runs: those that are finished, why others failed, and those left for another time."""
 
     finished: tuple[Folder, ...]
@@ -33,7 +33,7 @@ class Outcome:
     left: tuple[Folder, ...]
 
 
-def outcome_of(folders: Sequence[Folder], failed: Mapping[str, str]) -> Outcome:
+def outcome_of(folders: Sequence[Folder], failed: Mapping[str, str]) -> RunsOutcome:
     """Sort runs by what their folders hold.
 
     >>> outcome_of([], {}).finished
@@ -42,7 +42,7 @@ def outcome_of(folders: Sequence[Folder], failed: Mapping[str, str]) -> Outcome:
     finished = tuple(folder for folder in folders if folder.finished)
     failed = {key: why for key, why in failed.items() if key not in {folder.path.name for folder in finished}}
     left = tuple(folder for folder in folders if folder not in finished and folder.path.name not in failed)
-    return Outcome(finished, failed, left)
+    return RunsOutcome(finished, failed, left)
 
 
 Watch = Callable[[Sequence[Folder], Mapping[str, str]], None]
@@ -120,12 +120,12 @@ def run_locally(
     workers: int = 0,
     threads: int = 0,
     watch: Watch = lambda running, failed: None,
-) -> Outcome:
+) -> RunsOutcome:
     """Carry out runs in worker processes; Ctrl-C lets them write checkpoints and end.
 
     >>> run_locally(store, [store.add(run) for run in runs])  # doctest: +SKIP
     """
-    crew = Crew(store, deque(folder for folder in folders if not folder.finished), workers, threads)
+    crew = WorkerPool(store, deque(folder for folder in folders if not folder.finished), workers, threads)
     try:
         while crew.busy:
             try:
@@ -141,7 +141,7 @@ def run_locally(
     return outcome_of(folders, crew.failed)
 
 
-class Crew:
+class WorkerPool:
     """Workers and the runs that wait for them."""
 
     def __init__(self, store: Store, waiting: deque[Folder], workers: int, threads: int) -> None:

@@ -19,7 +19,8 @@ from batchnorm import interrupts
 from batchnorm.errors import BatchNormError
 from batchnorm.extras import install
 from batchnorm.files import write_atomically
-from batchnorm.lab.runs.local import Outcome, Watch, outcome_of
+from batchnorm.lab.runs.execute import execute
+from batchnorm.lab.runs.local import RunsOutcome, Watch, outcome_of
 from batchnorm.lab.runs.store import Folder, Store
 
 PREFIX = "ray"
@@ -35,8 +36,6 @@ def carry_out(root: str, key: str, threads: int) -> dict[str, str]:
     >>> carry_out("batchnorm-lab", "0f3a5c7e9b1d", threads=1)  # doctest: +SKIP
     {}
     """
-    from batchnorm.lab.runs.execute import execute
-
     try:
         store = Store(root)
         execute(store.read(store.root / key), threads=threads)
@@ -61,7 +60,7 @@ def run_on_ray(
     on: str = PREFIX,
     threads: int = 0,
     watch: Watch = lambda running, failed: None,
-) -> Outcome:
+) -> RunsOutcome:
     """Carry out runs as tasks of a Ray cluster: ``on`` is "ray" (RAY_ADDRESS, or this machine) or "ray://HOST:PORT".
 
     >>> run_on_ray(store, [store.add(run) for run in runs], on="ray://head:10001")  # doctest: +SKIP

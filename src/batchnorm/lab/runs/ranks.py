@@ -14,7 +14,7 @@ from batchnorm.lab.runs.display import headline
 from batchnorm.lab.runs.execute import execute
 from batchnorm.lab.runs.experiments import function_of
 from batchnorm.lab.runs.recorder import Saved
-from batchnorm.lab.runs.run import Run
+from batchnorm.lab.runs.run import LabRun
 from batchnorm.lab.runs.store import Store
 
 
@@ -95,7 +95,7 @@ class Follower:
         """Do nothing."""
 
 
-def carry_out_together(store: Store, runs: Sequence[Run], threads: int, say: Callable[[str], None]) -> None:
+def carry_out_together(store: Store, runs: Sequence[LabRun], threads: int, say: Callable[[str], None]) -> None:
     """Carry out runs one after the other, each in all processes; the first one records them.
 
     >>> carry_out_together(Store(), runs, threads=1, say=print)  # doctest: +SKIP

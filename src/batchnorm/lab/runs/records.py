@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from batchnorm.lab.runs.recorder import Recorder
-from batchnorm.lab.runs.run import Run
+from batchnorm.lab.runs.run import LabRun
 from batchnorm.lab.runs.store import Folder, damaged
 from batchnorm.records import RecordFile, checked, plain
 
@@ -33,10 +33,10 @@ def records_of(folder: Folder) -> RecordFile:
         raise damaged(folder.path / "result.json", "it holds no records") from error
 
 
-def asked_of(run: Run) -> dict[str, Any]:
+def asked_of(run: LabRun) -> dict[str, Any]:
     """Return what was asked of a run as JSON has it.
 
-    >>> asked_of(Run("race", {"rates": (0.1, 0.3)}))
+    >>> asked_of(LabRun("race", {"rates": (0.1, 0.3)}))
     {'experiment': 'race', 'rates': [0.1, 0.3]}
     """
     asked: dict[str, Any] = plain({"experiment": run.experiment, **run.options})

@@ -15,12 +15,12 @@ DIGITS = 12  # of a key: 48 bits
 
 
 @dataclass(frozen=True)
-class Run:
+class LabRun:
     """One experiment with its options; equal options have equal keys, whatever their order.
 
-    >>> run = Run("train", {"rate": 0.1, "seed": 3}, "train, seed 3")
-    >>> run.key == Run("train", {"seed": 3, "rate": 0.1}).key, run.key == Run("train", {"rate": 0.1, "seed": 4}).key
-    (True, False)
+    >>> run = LabRun("train", {"rate": 0.1, "seed": 3}, "train, seed 3")
+    >>> [run.key == LabRun("train", {"rate": 0.1, "seed": seed}).key for seed in (3, 4)]
+    [True, False]
 
     ``name`` is for people; it is not part of the key.
     """
@@ -37,10 +37,10 @@ class Run:
         return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
-def differing(runs: list[Run]) -> dict[str, list[Any]]:
+def differing(runs: list[LabRun]) -> dict[str, list[Any]]:
     """Return the options in which runs differ, with the value of each run; None where a run has no such option.
 
-    >>> differing([Run("train", {"rate": 0.1, "seed": 0}), Run("train", {"rate": 0.3, "seed": 0})])
+    >>> differing([LabRun("train", {"rate": 0.1, "seed": 0}), LabRun("train", {"rate": 0.3, "seed": 0})])
     {'rate': [0.1, 0.3]}
     """
     names = dict.fromkeys(name for run in runs for name in run.options)

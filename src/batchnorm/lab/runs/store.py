@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 
 from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.files import check_folder, read_bytes, write_atomically
-from batchnorm.lab.runs.run import DIGITS, FORMAT, Run
+from batchnorm.lab.runs.run import DIGITS, FORMAT, LabRun
 from batchnorm.records import check_plain, parsed, plain, typed
 
 VARIABLE = "BATCHNORM_LAB"  # names the store where --store does not
@@ -64,7 +64,7 @@ class Folder:
     """The folder of one run."""
 
     path: Path
-    run: Run
+    run: LabRun
 
     @property
     def finished(self) -> bool:
@@ -224,7 +224,7 @@ def check_kinds(folder: Path) -> None:
 class Store:
     """A folder of runs.
 
-    >>> Store("batchnorm-lab").folder(Run("train", {"seed": 0})).path.parent
+    >>> Store("batchnorm-lab").folder(LabRun("train", {"seed": 0})).path.parent
     PosixPath('batchnorm-lab')
     """
 
@@ -232,11 +232,11 @@ class Store:
         """Use a folder; by default the one that BATCHNORM_LAB names, or ./batchnorm-lab."""
         self.root = Path(root or os.environ.get(VARIABLE, "") or DEFAULT)
 
-    def folder(self, run: Run) -> Folder:
+    def folder(self, run: LabRun) -> Folder:
         """Return where a run is kept, whether it is there or not."""
         return Folder(self.root / run.key, run)
 
-    def add(self, run: Run) -> Folder:
+    def add(self, run: LabRun) -> Folder:
         """Make the folder of a run if it is not there; one that is there is left as it is."""
         folder = self.folder(run)
         if os.path.lexists(folder.path):
@@ -256,13 +256,13 @@ class Store:
     def read(self, path: Path) -> Folder:
         """Return the run of a folder, after a look at whether it is one."""
         check_kinds(path)
-        about = Folder(path, Run("", {})).read("run.json")
+        about = Folder(path, LabRun("", {})).read("run.json")
         fields = {"format": int, "experiment": str, "options": dict, "name": str, "created": str}
         try:
             typed(about, fields, "run.json", fields)
         except ValueError as error:
             raise damaged(path / "run.json", str(error)) from error
-        run = Run(about["experiment"], about["options"], about["name"])
+        run = LabRun(about["experiment"], about["options"], about["name"])
         if about["format"] != FORMAT or run.key != path.name:
             raise damaged(path / "run.json", "its options are not those that the folder is named after")
         return Folder(path, run)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from batchnorm.moments import distance
 from batchnorm.observe.quantity import Quantity, Reading
 from batchnorm.observe.subjects import Signal
 
@@ -32,9 +33,7 @@ def read(signal: Signal) -> Reading | None:
     count = own.count.double()
     unbiased = own.var * (count / (count - 1).clamp(min=1))  # as the running variance is
     mean, var = mean.detach().to(own.mean), var.detach().to(own.mean)
-    off = (own.mean - mean) / (var + eps).sqrt()
-    ratio = ((unbiased + eps) / (var + eps)).log()
-    return Reading(tuple(float(part.square().mean().sqrt()) for part in (off, ratio)))
+    return Reading(tuple(map(float, distance(own.mean, unbiased, mean, var, eps))))
 
 
 QUANTITY = Quantity("gap", "signal", read)

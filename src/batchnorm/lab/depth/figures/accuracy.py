@@ -8,7 +8,7 @@ from typing import Any
 
 from batchnorm.lab.curves import Curve, median_curve
 from batchnorm.lab.depth.figures.looks import LOOKS
-from batchnorm.lab.depth.outcome import Depth, Outcome, depth_of, smoothed
+from batchnorm.lab.depth.outcome import Depth, DepthOutcome, depth_of, smoothed
 from batchnorm.lab.depth.records import from_records
 from batchnorm.lab.figures.accuracy import MARKED, READING, layout
 from batchnorm.lab.summary import Steps
@@ -22,7 +22,7 @@ ROWS = 40  # of the table: every validation would be hundreds
 def draw(records: RecordFile) -> Plot | None:
     """Draw the medians of the seeds, their span, and where each meets the plain network's best.
 
-    >>> draw(residual_records(Outcome(Settings(), (), 10, 450), threads=2)) is None
+    >>> draw(residual_records(DepthOutcome(DepthSettings(), (), 10, 450), threads=2)) is None
     True
     """
     outcome = from_records(records)
@@ -45,7 +45,7 @@ def draw(records: RecordFile) -> Plot | None:
     )
 
 
-def arms(outcome: Outcome, depth: Depth) -> dict[str, list[Curve]]:
+def arms(outcome: DepthOutcome, depth: Depth) -> dict[str, list[Curve]]:
     """Return the smoothed curves of the arms that are drawn."""
     entries, window = outcome.at(depth.blocks), outcome.settings.smoothed_over
     return {name: [smoothed(c, window) for c in entries[name].curves] for name in LOOKS if name in entries}

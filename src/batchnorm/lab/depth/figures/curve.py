@@ -19,7 +19,7 @@ from batchnorm.report.sections import Plot, Table
 def draw(records: RecordFile) -> Plot | None:
     """Draw times fewer steps against the number of blocks, one line for each rate with BN.
 
-    >>> draw(residual_records(Outcome(Settings(), (), 10, 450), threads=2)) is None
+    >>> draw(residual_records(DepthOutcome(DepthSettings(), (), 10, 450), threads=2)) is None
     True
     """
     depths = depths_of(from_records(records))

@@ -16,7 +16,7 @@ from batchnorm.report.sections import Bar, Headline
 def draw(records: RecordFile) -> Headline:
     """Draw the headline.
 
-    >>> draw(residual_records(Outcome(Settings(), (), 10, 450), threads=2)).title
+    >>> draw(residual_records(DepthOutcome(DepthSettings(), (), 10, 450), threads=2)).title
     'No arm was finished.'
     """
     outcome = from_records(records)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from batchnorm.lab.curves import Curve
 from batchnorm.lab.depth.arms import NORMALISED, PLAIN, SWEPT
-from batchnorm.lab.depth.outcome import Outcome, smoothed
+from batchnorm.lab.depth.outcome import DepthOutcome, smoothed
 from batchnorm.lab.depth.records import from_records
 from batchnorm.lab.figures.rates import plot
 from batchnorm.lab.summary import at_rate, rates_in, typical_best
@@ -22,7 +22,7 @@ TUNED = (
 def draw(records: RecordFile) -> Plot | None:
     """Draw the best accuracy of the median tuning seed over the learning rate, one line a network.
 
-    >>> draw(residual_records(Outcome(Settings(), (), 10, 450), threads=2)) is None
+    >>> draw(residual_records(DepthOutcome(DepthSettings(), (), 10, 450), threads=2)) is None
     True
     """
     outcome = from_records(records)
@@ -32,12 +32,12 @@ def draw(records: RecordFile) -> Plot | None:
     return plot(f"Which learning rates work, {outcome.settings.headline} blocks", found, TUNED)
 
 
-def by_network(outcome: Outcome) -> dict[str, dict[float, tuple[float, str]]]:
+def by_network(outcome: DepthOutcome) -> dict[str, dict[float, tuple[float, str]]]:
     """Return the best accuracy of the median tuning seed for each network and rate, and a star if a seed diverged.
 
     BN's three arms are one network.
 
-    >>> by_network(Outcome(Settings(), (), 10, 450))
+    >>> by_network(DepthOutcome(DepthSettings(), (), 10, 450))
     {}
     """
     entries = outcome.at(outcome.settings.headline)

@@ -16,7 +16,7 @@ from batchnorm.report.sections import Table
 def claims(records: RecordFile) -> Table | None:
     """Draw one row for each claim.
 
-    >>> claims(residual_records(Outcome(Settings(), (), 10, 450), threads=2)).rows[0][1]
+    >>> claims(residual_records(DepthOutcome(DepthSettings(), (), 10, 450), threads=2)).rows[0][1]
     'not judged'
     """
     found = records.summary["claims"]
@@ -32,7 +32,7 @@ def claims(records: RecordFile) -> Table | None:
 def arms(records: RecordFile) -> Table | None:
     """Draw the table of Figure 3.
 
-    >>> arms(residual_records(Outcome(Settings(), (), 10, 450), threads=2)) is None
+    >>> arms(residual_records(DepthOutcome(DepthSettings(), (), 10, 450), threads=2)) is None
     True
     """
     outcome = from_records(records)

@@ -1,6 +1,6 @@
 """The page about the bricks, made from the table and from the layers themselves.
 
-``python -m batchnorm.layers.bricks_page > docs/bricks.md`` writes it; ``--check docs/bricks.md`` says whether the page
+``python -m batchnorm.bench.bricks_page > docs/bricks.md`` writes it; ``--check docs/bricks.md`` says whether the page
 is what the code gives now, the measured times aside.
 """
 
@@ -16,7 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from batchnorm import kernels
+from batchnorm.bench.measure import alternate, ratio
 from batchnorm.layers.family import Brick, make_norm, table
+from batchnorm.records import Measurement, machine
 
 SHAPE = (32, 64, 28, 28)  # of a batch in an early stage of a ResNet
 Cost = tuple[float, float, float]  # the median of the ratios, and the quartiles around it
@@ -48,7 +51,7 @@ def _facts(rows: Sequence[Brick]) -> list[str]:
     lines = [
         "# The bricks",
         "",
-        "Made by `python -m batchnorm.layers.bricks_page > docs/bricks.md`: the names and the advice are the table in",
+        "Made by `python -m batchnorm.bench.bricks_page > docs/bricks.md`: the names and the advice are the table in",
         "`batchnorm/layers/family.py`, everything else is read off the layers that",
         "`bn.make_norm(name, channels, dims=2, of=None, activation=None, **options)` builds. Write a network once:",
         "",
@@ -87,7 +90,7 @@ def measure_facts(name: str, channels: int = 16) -> dict[str, str]:
     >>> measure_facts("group")["in evaluation"]
     'no'
     """
-    site = _Site(name, channels)
+    site = _BrickSite(name, channels)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, channels, 5, 5, generator=generator)
     other = torch.cat([x[:1], 3 * torch.randn(7, channels, 5, 5, generator=generator) + 1])
@@ -111,7 +114,7 @@ def measure_facts(name: str, channels: int = 16) -> dict[str, str]:
     return facts
 
 
-class _Site(nn.Module):
+class _BrickSite(nn.Module):
     """A norm where a network has it: behind a layer that leaves its input as it is, so that it is the norm's."""
 
     def __init__(self, name: str, channels: int, kernel: int = 1) -> None:
@@ -162,9 +165,6 @@ def measure_costs(rounds: int = 25, shape: tuple[int, ...] = SHAPE) -> dict[str,
     >>> sorted(measure_costs(rounds=1, shape=(2, 4, 3, 3))["group"])
     ['channels_last', 'contiguous']
     """
-    from batchnorm.bench.measure import alternate, ratio  # the bench is further down the house: for this page only
-    from batchnorm.records import Measurement
-
     costs: dict[str, dict[str, Cost]] = {}
     for layout, memory_format in _LAYOUTS.items():
         x = torch.randn(shape).contiguous(memory_format=memory_format)
@@ -172,7 +172,7 @@ def measure_costs(rounds: int = 25, shape: tuple[int, ...] = SHAPE) -> dict[str,
         steps: dict[str, Callable[[], Any]] = {"": _step(nn.BatchNorm2d(shape[1]), x, dy)}
         for row in table():
             if row.present():
-                steps[row.name] = _step(_Site(row.name, shape[1], kernel=3), x, dy)
+                steps[row.name] = _step(_BrickSite(row.name, shape[1], kernel=3), x, dy)
         times = {name: Measurement("time", {}, samples) for name, samples in alternate(steps, rounds).items()}
         for name, measured in times.items():
             if name:
@@ -217,9 +217,6 @@ def describe_circumstances() -> str:
     >>> describe_circumstances().endswith(".")
     True
     """
-    from batchnorm import kernels
-    from batchnorm.records import machine
-
     here, threads = machine(), torch.get_num_threads()
     return (
         f"{here['processor']} ({here['system']}), {threads} {'thread' if threads == 1 else 'threads'}, torch "
@@ -231,14 +228,14 @@ def main(arguments: Sequence[str]) -> int:
     """Print the page, or with ``--check PATH`` compare one.
 
     >>> main(["--check", "no-such-file"])
-    no-such-file: there is no such page; make it with python -m batchnorm.layers.bricks_page > no-such-file
+    no-such-file: there is no such page; make it with python -m batchnorm.bench.bricks_page > no-such-file
     1
     """
     if list(arguments[:1]) != ["--check"]:
         sys.stdout.write(write_page(measure_costs(), describe_circumstances()))
         return 0
     path = Path(arguments[1] if len(arguments) > 1 else "docs/bricks.md")
-    again = f"make it with python -m batchnorm.layers.bricks_page > {path}"
+    again = f"make it with python -m batchnorm.bench.bricks_page > {path}"
     if not path.exists():
         print(f"{path}: there is no such page; {again}")
         return 1
