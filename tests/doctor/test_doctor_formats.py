@@ -67,7 +67,7 @@ def test_text_with_different_repairs_says_each():
 def test_text_on_a_terminal_wraps_with_colour():
     text = as_text(Outcome("m", Findings([finding(sentence="word " * 60)])), width=60, colour=True)
     assert "\x1b[" in text
-    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
+    plain = re.sub(r"\x1b(\[[\d;]*m|\]8;.*?\x1b\\)", "", text)  # colours, and where links begin and end
     assert all(len(line) <= 60 for line in plain.splitlines())
     assert all(line.startswith("  ") for line in plain.splitlines()[1:4])  # the indentation is kept
 

@@ -370,7 +370,7 @@ def test_the_command_opens_the_page_if_asked_to(tmp_path, monkeypatch, bench_rec
     out = tmp_path / "page.html"
     assert invoke(tmp_path / "bench.json", "--out", out).exit_code == 0
     assert opened == []
-    assert invoke(tmp_path / "bench.json", "--out", out, "--open").exit_code == 0
+    assert invoke(tmp_path / "bench.json", "--out", out, "--open", "--force").exit_code == 0
     assert opened == [out.as_uri()]
 
 
