@@ -57,6 +57,7 @@ def main():
     records, gains = [], {}
     for case in cells:
         inputs = make_inputs(case)
+        away_from_the_kink(inputs)
         contenders = {"oneDNN": onednn.step, "kernel": bare_kernel, "layer": layer}
         made = {name: make(case, inputs) for name, make in contenders.items()}
         for name, (step, outputs) in made.items():
@@ -132,6 +133,13 @@ def bare_kernel(case, inputs):
     return step, lambda: {"y": y, "dx": dx, "dweight": dweight, "dbias": dbias}
 
 
+def away_from_the_kink(inputs):
+    """No gradient where the input of ReLU is 0 but for rounding: there each implementation may have its own."""
+    x, weight, bias = (tensor.detach().double().numpy() for tensor in (inputs.x, inputs.weight, inputs.bias))
+    near = abs(reference.batch_norm_forward(x, weight, bias).y) < 1e-5
+    inputs.grad[torch.from_numpy(near)] = 0
+
+
 def compare(name, case, inputs, step, outputs):
     """Raise if a step's results are not those of the definition in float64."""
     step()
@@ -145,10 +153,9 @@ def compare(name, case, inputs, step, outputs):
         "dx": gradients.dx, "dweight": gradients.dgamma, "dbias": gradients.dbeta,
     }  # fmt: skip
     for key, value in right.items():
-        # At the kink of ReLU, a value that rounds to the other side of 0 has another gradient.
-        wrong = abs(outputs()[key].detach().double().numpy() - value) > 1e-4 * abs(value).max()
-        if wrong.mean() > (1e-5 if activation == "relu" and key == "dx" else 0):
-            raise SystemExit(f"{case.label}: {key} of {name} is not that of the definition at {wrong.sum()} places")
+        error = abs(outputs()[key].detach().double().numpy() - value).max() / abs(value).max()
+        if not error < 1e-4:
+            raise SystemExit(f"{case.label}: {key} of {name} differs by {error:.1e} of the largest value")
 
 
 # ---- oneDNN's C interface -------------------------------------------------------------------------------------------
