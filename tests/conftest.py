@@ -34,7 +34,7 @@ def path(request, monkeypatch):
     elif kernels.kernel() is None:
         pytest.skip(f"no compiled kernel: {kernels.describe()}")
     elif request.param == "python":
-        monkeypatch.setattr(call, "short", None)
-    elif call.short is None:
+        monkeypatch.setattr(call, "compiled", None)
+    elif call.compiled is None:
         pytest.skip(call.reason)
     return request.param

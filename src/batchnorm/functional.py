@@ -156,8 +156,8 @@ def normalize(
     plain = mask is None and groups == 1 and moments is None and reduce is None
     slope = negative_slope if name == "leaky_relu" else 0.0
     if plain:
-        if call.short is not None and not _compiling():
-            done: tuple[Tensor, bool | None] | None = call.short.normalize(
+        if call.compiled is not None and not _compiling():
+            done: tuple[Tensor, bool | None] | None = call.compiled.normalize(
                 x, running_mean, running_var, weight, bias, residual, batches, training, momentum, eps, name, slope
             )
             if done is not None:

@@ -36,7 +36,7 @@ def made(kind=bn.BatchNorm2d, **options):
 
 
 def is_served(layer, x, residual=None):
-    return call.short.layer(layer, x, residual) is not None
+    return call.compiled.layer(layer, x, residual) is not None
 
 
 def step(layer, x, residual, way, monkeypatch):
@@ -44,7 +44,7 @@ def step(layer, x, residual, way, monkeypatch):
     layer = copy.deepcopy(layer)
     with monkeypatch.context() as patch:
         if way == "python":
-            patch.setattr(call, "short", None)
+            patch.setattr(call, "compiled", None)
         y = layer(x, residual)
         wanted = [t for t in (x, residual, *layer.parameters()) if t is not None and t.requires_grad]
         gradients = torch.autograd.grad(y.square().sum(), wanted) if y.requires_grad else ()
@@ -240,7 +240,7 @@ def test_inference_mode_and_no_grad(monkeypatch):
         with mode():
             y = layer(x)
             with monkeypatch.context() as patch:
-                patch.setattr(call, "short", None)
+                patch.setattr(call, "compiled", None)
                 expected = layer(x)
         assert torch.equal(y, expected)
         assert (y.is_inference(), y.requires_grad) == (expected.is_inference(), False)

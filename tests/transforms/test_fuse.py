@@ -155,7 +155,7 @@ def fused_layers(model):
     return {
         name: (layer.activation, layer.negative_slope)
         for name, layer in model.named_modules()
-        if isinstance(layer, bn.layers.batch._Fast)
+        if isinstance(layer, bn.layers.batch._BatchNormBase)
     }
 
 

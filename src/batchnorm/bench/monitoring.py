@@ -94,7 +94,7 @@ class Observer(Protocol):
     def aim(self, step: int) -> None:
         """Let this be the number of the next step."""
 
-    def told(self, labels: torch.Tensor) -> None:
+    def set_labels(self, labels: torch.Tensor) -> None:
         """Take what a training loop tells in every step."""
 
 
@@ -105,8 +105,8 @@ class _Monitor:
     def aim(self, step: int) -> None:
         self.run.step = step
 
-    def told(self, labels: torch.Tensor) -> None:
-        self.run.told(labels)
+    def set_labels(self, labels: torch.Tensor) -> None:
+        self.run.set_labels(labels)
 
 
 class _Watch:
@@ -116,7 +116,7 @@ class _Watch:
     def aim(self, step: int) -> None:
         self.seen.go_to(step)
 
-    def told(self, labels: torch.Tensor) -> None:
+    def set_labels(self, labels: torch.Tensor) -> None:
         self.seen.log("training loss", labels[0])
 
 
@@ -179,7 +179,7 @@ def measure_monitor(
             for one in (plain, other) if step % 2 else (other, plain):
                 start = clock()
                 if one is other:
-                    observer.told(y)
+                    observer.set_labels(y)
                 one.step(x, y)
                 times[one] = clock() - start
             if step >= WARMUPS:

@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from batchnorm.distributed import rollcall
-from batchnorm.distributed.farewell import farewell
+from batchnorm.distributed import membership
 from batchnorm.distributed.groups import backend, patience
 from batchnorm.distributed.ledger import (
     HEADER,
@@ -25,6 +24,7 @@ from batchnorm.distributed.ledger import (
     ledger_of,
     passed_in,
 )
+from batchnorm.distributed.shutdown import delayed_sigterm
 from batchnorm.errors import BatchNormError
 
 # Room for a message from each rank. gloo ends the process if a message is longer than the place it is put in, which
@@ -42,7 +42,7 @@ def gather(payload: Tensor, line: CallEntry, group: Any) -> tuple[Tensor, list[i
     """
     ledger = ledger_of(group)
     if ledger.exchanges == 0:
-        rollcall.listen()
+        membership.listen()
     kind, device = backend(group, payload.device)
     header = torch.tensor(line.header(payload.numel()), dtype=torch.float64)
     vector = torch.cat((header.to(device), payload.detach().to(device)))
@@ -60,13 +60,13 @@ def gather(payload: Tensor, line: CallEntry, group: Any) -> tuple[Tensor, list[i
         headers: list[list[float]] = rows[:, :HEADER].tolist()
     except RuntimeError as error:
         ledger.state = "failed"
-        with farewell() as say:
+        with delayed_sigterm() as say:
             missing = _missing(ledger, line, time.monotonic() - began, asking, error)
             say(f"[rank{ledger.ranks[ledger.me]}]: {missing}")
         raise missing from error
     arrived()
     if ledger.exchanges == 1:
-        rollcall.meet()
+        membership.meet()
     ledger.compare(line, headers)
     rows = rows[:, HEADER : vector.numel()]
     if kind == "gloo" and vector.numel() > ROOM:  # now all are known to send as much
@@ -102,10 +102,10 @@ def _to_everybody(vector: Tensor, room: int, group: Any, me: int, seconds: float
 def _missing(ledger: CallLedger, line: CallEntry, waited: float, seconds: float, error: RuntimeError) -> BatchNormError:
     """Find out who did not come and why."""
     me = ledger.ranks[ledger.me]
-    answers = rollcall.call(ledger.name, ledger.exchanges, ledger.ranks, ledger.me, seconds)
+    answers = membership.call(ledger.name, ledger.exchanges, ledger.ranks, ledger.me, seconds)
     lost = {rank: story for rank in ledger.ranks if rank != me and (story := _lost(rank, answers, ledger, line))}
-    rollcall.report(lost)
-    first = {rank: story for rank, story in rollcall.fallen().items() if rank in ledger.ranks}
+    membership.report(lost)
+    first = {rank: story for rank, story in membership.fallen().items() if rank in ledger.ranks}
     since = "has ended since"  # as we are about to, and for the same reason
     if not first and answers is None and 0 in lost:  # the store went with its keeper: nothing tells the order
         first, since = {0: lost[0]}, "has ended, too"
@@ -115,7 +115,7 @@ def _missing(ledger: CallLedger, line: CallEntry, waited: float, seconds: float,
             continue
         if rank in first:
             story = first[rank]
-        elif first and rank in lost and rollcall.fate(rank) != "stopped":
+        elif first and rank in lost and membership.fate(rank) != "stopped":
             story = since
         else:
             story = lost.get(rank) or ("" if lost or first else _late(rank, answers, ledger, line))
@@ -141,12 +141,12 @@ def _missing(ledger: CallLedger, line: CallEntry, waited: float, seconds: float,
 def _lost(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: CallLedger, line: CallEntry) -> str:
     """What became of a rank that will not come any more; empty if it may, or if it waited here before it ended."""
     answer = (answers or {}).get(rank, {})
-    process, ours = rollcall.process_of(rank), line.seat.title()
+    process, ours = membership.process_of(rank), line.seat.title()
     if _is_here(answer, ledger):
         return ""
     if "ended" in answer:
         return ending(answer, ours)
-    fate = rollcall.fate(rank)
+    fate = membership.fate(rank)
     if fate == "gone" and answer and (passed := passed_in(answer, ours)):
         return f"did not arrive: {passed}; since then {process} has ended without a word"
     if fate == "gone":
@@ -158,7 +158,7 @@ def _lost(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: CallLedg
 
 def _late(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: CallLedger, line: CallEntry) -> str:
     """Where a rank is that has not come; empty if it waits like us, or nothing is known."""
-    process, running = rollcall.process_of(rank), rollcall.fate(rank) == "running"
+    process, running = membership.process_of(rank), membership.fate(rank) == "running"
     if answers is None:
         return "" if running or not process else f"may be gone, and cannot be asked ({process})"
     answer = answers.get(rank)

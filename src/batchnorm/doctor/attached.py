@@ -41,10 +41,10 @@ class Attached:
         self.run.__enter__()
         self._open = True
 
-    def told(self, labels: Tensor | None) -> None:
+    def set_labels(self, labels: Tensor | None) -> None:
         """Tell the labels of the batch that comes next."""
         if self._open and self.run is not None and labels is not None:
-            self.run.told(labels)
+            self.run.set_labels(labels)
 
     def end(self, error: BaseException | None = None) -> None:
         """Take the hooks away."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from batchnorm.doctor.codes import RULES
 from batchnorm.doctor.findings import Findings
-from batchnorm.doctor.patient import Needed, Patient
+from batchnorm.doctor.repair import Needed, Repair
 from batchnorm.doctor.subject import Forward
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.optim import Optimizers
@@ -66,7 +66,7 @@ def fix(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, when it copies a program that it exported
         copied, moved = copied_with(model, where="fix")
-    patient = Patient(
+    repair = Repair(
         copied,
         optimizers,
         example if example is not None else subject.example if subject else None,
@@ -78,16 +78,16 @@ def fix(
     restore = restorable(optimizers)
     try:
         carry_over(optimizers, moved)
-        report = _repair(model, patient, wanted, unsafe, tolerance)
+        report = _repair(model, repair, wanted, unsafe, tolerance)
     except BaseException:
         restore()
         raise
-    left_behind(model, patient.model, "fix")
-    return Changed((patient.model, report))
+    left_behind(model, repair.model, "fix")
+    return Changed((repair.model, report))
 
 
-def _repair(model: nn.Module, patient: Patient, wanted: list[Finding], unsafe: bool, tolerance: float | None) -> Report:
-    """Repair what can be repaired of the patient, a copy of the model."""
+def _repair(model: nn.Module, repair: Repair, wanted: list[Finding], unsafe: bool, tolerance: float | None) -> Report:
+    """Repair what can be repaired of the repair, a copy of the model."""
     changes: list[Change] = []
     left: dict[str, str] = {}
     keeps = True
@@ -101,7 +101,7 @@ def _repair(model: nn.Module, patient: Patient, wanted: list[Finding], unsafe: b
         if reparable:
             assert rule.fix is not None
             try:
-                report = rule.fix(patient, reparable)
+                report = rule.fix(repair, reparable)
             except Needed as needed:  # the others are repaired all the same
                 for finding in reparable:
                     _leave(left, finding.path, f"{needed.problem}: {needed.do}")
@@ -112,8 +112,8 @@ def _repair(model: nn.Module, patient: Patient, wanted: list[Finding], unsafe: b
                     _leave(left, path, f"{code}: {why}")
             keeps = keeps and (rule.keeps or not report.changes)
     certificate = (
-        _certify(model, patient, tolerance if keeps else float("inf"))
-        if changes and patient.example is not None
+        _certify(model, repair, tolerance if keeps else float("inf"))
+        if changes and repair.example is not None
         else None
     )
     return Report(tuple(changes), left, certificate)
@@ -128,10 +128,10 @@ def _named(path: str, findings: list[Finding]) -> bool:
     return any(finding.path == path for finding in findings)
 
 
-def _certify(model: nn.Module, patient: Patient, tolerance: float | None) -> Certificate | None:
-    before, after = in_mode(copy.deepcopy(model), False), in_mode(copy.deepcopy(patient.model), False)
+def _certify(model: nn.Module, repair: Repair, tolerance: float | None) -> Certificate | None:
+    before, after = in_mode(copy.deepcopy(model), False), in_mode(copy.deepcopy(repair.model), False)
     try:
-        return verify(before, after, patient.example, verb="fix", forward=patient.forward, tolerance=tolerance)
+        return verify(before, after, repair.example, verb="fix", forward=repair.forward, tolerance=tolerance)
     except NotEquivalent:
         raise
     except BatchNormError:  # the model gave nothing that could be compared: that may be why it was repaired

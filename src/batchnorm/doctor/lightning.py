@@ -40,7 +40,7 @@ class MonitorEvents:
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Tell the labels, if there are any."""
-        self._attached.told(labels_of(batch))
+        self._attached.set_labels(labels_of(batch))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End."""

@@ -45,8 +45,8 @@ def monitor(
 
     What is found is warned of once for every rule, at the step where it happens, and collected in ``run.findings``.
     ``copies`` are averaged, target or teacher networks that follow the model, by name. In every ``every``-th step the
-    numbers are looked at, in the others only shapes and flags. ``run.told(labels)`` before a call tells the labels of
-    the batch. A rule that breaks is left out from then on, and is in ``run.failed``; the training goes on.
+    values are read, in the others only shapes and flags. ``run.set_labels(labels)`` before a call gives the labels of
+    its batch. A rule that raises is disabled from then on and listed in ``run.failed``; the training continues.
 
     ``optimizer`` is one, several or a dictionary of them; the optimizer inside a wrapper is found (accelerate's and
     Lightning's, anything with ``.optimizer`` or ``param_groups``: see `batchnorm.optim.unwrapped`). Without it, every

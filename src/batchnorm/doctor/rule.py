@@ -10,14 +10,14 @@ from batchnorm.doctor.needs import NEEDS
 from batchnorm.records import SEVERITIES, Finding, Report
 
 if TYPE_CHECKING:
-    from batchnorm.doctor.patient import Patient
+    from batchnorm.doctor.repair import Repair
     from batchnorm.doctor.subject import Subject
     from batchnorm.doctor.watcher import Watcher
 
 SAFETIES = ("safe", "unsafe", "none")
 
 Look = Callable[["Subject"], Iterable[Finding]]
-Fix = Callable[["Patient", Sequence[Finding]], Report]
+Fix = Callable[["Repair", Sequence[Finding]], Report]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Rule:
     ('bias-before-norm', 'safe')
 
     ``page`` is the docstring of the rule's file. ``look`` yields findings about a `Subject` that has all of ``needs``;
-    ``watch`` makes the object that looks on while training runs. ``fix`` repairs a `Patient`: ``safety`` says whether
+    ``watch`` makes the object that looks on while training runs. ``fix`` repairs a `Repair`: ``safety`` says whether
     that happens without being asked for, and ``keeps`` whether the function in evaluation mode stays the same.
     """
 

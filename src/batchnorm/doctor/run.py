@@ -20,7 +20,7 @@ from batchnorm.doctor.watcher import EVENTS, Pass, TrainingRun, Watcher
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.hooks import Hook, exporting, users_frame
 from batchnorm.layers.accumulate import shown
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.recompute import in_backward, updates_once
 from batchnorm.layers.switches import uses
 from batchnorm.nested import tensors_in
@@ -64,7 +64,7 @@ class MonitoredRun(TrainingRun):
                 continue
             if lacks := watcher.lacks(self) if self._paths else "":
                 skipped[code] = f"needs {lacks}"
-            elif short := watcher.short(self):
+            elif short := watcher.too_short(self):
                 skipped[code] = f"too short to judge: {short}"
         return Findings(self._found.values(), skipped, self.failed)
 
@@ -176,7 +176,12 @@ class MonitoredRun(TrainingRun):
         updates = updates and not (recomputed and updates_once(layer))
         mask = keywords.get("mask")
         mask = mask if isinstance(mask, Tensor) else None
-        if updates and isinstance(layer, _Fast) and layer.one_value == "running" and layer._has_one_value(x, mask):
+        if (
+            updates
+            and isinstance(layer, _BatchNormBase)
+            and layer.one_value == "running"
+            and layer._has_one_value(x, mask)
+        ):
             from_batch = updates = False
         inside = self._inside > 0
         seen = Pass(

@@ -50,7 +50,7 @@ class Turns:
         self._judged = False
 
     @property
-    def short(self) -> str:
+    def too_short(self) -> str:
         """How many steps with several calls there were, where they were too few; nothing if they sufficed."""
         most = max((layer.several for layer in self._layers.values()), default=0)
         return f"{most} of {NEEDED} steps with several calls" if most and not self._judged else ""

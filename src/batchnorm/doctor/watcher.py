@@ -97,7 +97,7 @@ class TrainingRun:
         """
         return (code, path) in self._found
 
-    def told(self, labels: Tensor) -> None:
+    def set_labels(self, labels: Tensor) -> None:
         """Take the labels of the batch that the model is about to see, for the rules that need them."""
         self.labels = labels
 
@@ -162,7 +162,7 @@ class Watcher:
         """The run is over."""
         return ()
 
-    def short(self, run: TrainingRun) -> str:
+    def too_short(self, run: TrainingRun) -> str:
         """Say how much of what the rule needs the run has had, if it saw something and could not judge it yet."""
         return ""
 

@@ -42,8 +42,8 @@ class Plain(differentiable.Native):
 def load() -> tuple[Any, str]:
     """Return ``call.c``, ready to be called, or None and a sentence that says why.
 
-    >>> short, reason = load()
-    >>> (short is None) == bool(reason)
+    >>> compiled, reason = load()
+    >>> (compiled is None) == bool(reason)
     True
     """
     wanted = os.environ.get(SWITCH) or "c"
@@ -107,4 +107,4 @@ def _probes() -> tuple[tuple[Any, ...], ...]:
     )
 
 
-short, reason = load()
+compiled, reason = load()

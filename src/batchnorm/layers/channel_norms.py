@@ -14,7 +14,7 @@ from batchnorm.checks import check_dtypes, check_tensors
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels.fallback import activate
 from batchnorm.kernels.storage import check_memory
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.checked import Checked
 from batchnorm.layers.options import Activation, FinishOptions
 
@@ -268,7 +268,7 @@ class ChannelAffine(PerChannel):
         return self._affine(wide(input))
 
 
-class BatchNorm(_Fast):
+class BatchNorm(_BatchNormBase):
     """Batch norm that takes any number of position axes; see `BatchNorm1d` for the rest.
 
     >>> layer = BatchNorm(3)

@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from batchnorm.checks import check_model, check_names
 from batchnorm.errors import BatchNormError
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.options import DomainOptions
 from batchnorm.layers.switches import Switches
 
@@ -23,7 +23,7 @@ AFFINE = get_args(Affine)
 Domains = str | Sequence["str | int"] | Tensor
 
 
-class OneDomain(_Fast):
+class OneDomain(_BatchNormBase):
     """The statistics of one domain: a BatchNorm for inputs of any dimensions.
 
     >>> OneDomain(3)(torch.randn(4, 3, 2)).shape

@@ -10,11 +10,11 @@ from typing_extensions import Unpack
 
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels.fallback import activate
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.options import Activation, BiasOption
 
 
-class FrozenBatchNorm(_Fast):
+class FrozenBatchNorm(_BatchNormBase):
     """Normalise with fixed statistics, gamma and beta, in training too; for inputs (N, C, ...) of any dimensions.
 
     >>> layer = FrozenBatchNorm(3)

@@ -12,11 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.checks import check_model
 from batchnorm.errors import BatchNormError
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.domain import DomainBatchNorm
 
 
-class MaskedBatchNorm(_Fast):
+class MaskedBatchNorm(_BatchNormBase):
     """Batch norm of the positions that count, for inputs (N, C, ...) of any number of dimensions.
 
     >>> import torch
@@ -76,9 +76,9 @@ def use_mask(model: nn.Module, mask: Tensor | Callable[[Tensor], Tensor]) -> Ite
     check_model(model, "use_mask")
     layers = []
     for path, layer in model.named_modules():
-        if isinstance(layer, _Fast | DomainBatchNorm) and "mask" in signature(layer.forward).parameters:
+        if isinstance(layer, _BatchNormBase | DomainBatchNorm) and "mask" in signature(layer.forward).parameters:
             layers.append(layer)
-        elif isinstance(layer, _BatchNorm) and not (isinstance(layer, _Fast) and layer.per_step):
+        elif isinstance(layer, _BatchNorm) and not (isinstance(layer, _BatchNormBase) and layer.per_step):
             raise BatchNormError(
                 f"{path or 'the model'} is a {type(layer).__name__}, which takes no mask",
                 where="use_mask",

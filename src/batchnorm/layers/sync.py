@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Unpack
 
-from batchnorm.distributed import rollcall
+from batchnorm.distributed import membership
 from batchnorm.distributed.exchange import gather
 from batchnorm.distributed.groups import Held, active, hold
 from batchnorm.distributed.ledger import (
@@ -32,14 +32,14 @@ from batchnorm.distributed.sums import alone, over_ranks
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments as local_moments
 from batchnorm.functional import normalize
-from batchnorm.layers.batch import Tensors, _Fast
+from batchnorm.layers.batch import Tensors, _BatchNormBase
 from batchnorm.layers.options import SwitchOptions
 from batchnorm.moments import Moments, merged, update_running
 
 Result: TypeAlias = tuple[Tensor, Tensor | bool | None]
 
 
-class Synchronised(_Fast):
+class Synchronised(_BatchNormBase):
     """What makes a layer's statistics those of all ranks; `convert` mixes it into layers of other classes."""
 
     _held: Held | None = None
@@ -58,7 +58,7 @@ class Synchronised(_Fast):
     def process_group(self, group: Any) -> None:
         self._held = hold(group, type(self).__name__)
         if dist.is_available() and dist.is_initialized():
-            rollcall.listen()  # a rank may fail before it is in a layer
+            membership.listen()  # a rank may fail before it is in a layer
 
     def _apply_to(
         self, x: Tensor, residual: Tensor | None, held: Tensors, training: bool, momentum: float, mask: Tensor | None
@@ -69,7 +69,7 @@ class Synchronised(_Fast):
         if not training:
             # There is no exchange here; but other ranks may train, wait for this one, and ask where it is.
             if not torch.compiler.is_compiling():
-                rollcall.listen()
+                membership.listen()
                 passed_by(self, EVALUATION)
             return super()._apply_to(x, residual, held, training, momentum, mask)
         return cast(Result, _eagerly("_synchronised")(self, x, residual, held, momentum, mask, group))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.channel_norms import Finish
 from batchnorm.layers.domain import OneDomain
 from batchnorm.layers.recompute import has_hooks
@@ -130,9 +130,9 @@ def unfit(norm: Any) -> str:
         return f"its class {type(norm).__name__} has a forward of its own"
     if isinstance(norm, OneDomain):
         return "it holds one domain of several, and another may be chosen"
-    if isinstance(norm, _Fast) and norm.statistics == "batch":
+    if isinstance(norm, _BatchNormBase) and norm.statistics == "batch":
         return "it is told to use the batch's statistics"
-    if isinstance(norm, _Fast) and norm.update:
+    if isinstance(norm, _BatchNormBase) and norm.update:
         return "it is told to update its statistics in evaluation too"
     if norm.running_mean.dim() != 1:
         return "it has statistics for every time step"

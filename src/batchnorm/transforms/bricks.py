@@ -14,7 +14,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from batchnorm.layers import channel_norms
-from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
+from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _BatchNormBase
 from batchnorm.layers.channel_norms import Finish
 from batchnorm.layers.domain import OneDomain
 from batchnorm.layers.dyt import DyT
@@ -140,7 +140,7 @@ def unfit(layer: nn.Module, to: str, seen: SeenShape, measured: bool) -> str:
 
 def _unfit_of_batches(layer: _BatchNorm, kind: str, to: str) -> str:
     name = type(layer).__name__
-    if isinstance(layer, _Fast) and layer.per_step:
+    if isinstance(layer, _BatchNormBase) and layer.per_step:
         return "it keeps statistics for every time step"
     if isinstance(layer, OneDomain):
         return "it is a part of a DomainBatchNorm, which calls it as batch norm"
@@ -148,10 +148,10 @@ def _unfit_of_batches(layer: _BatchNorm, kind: str, to: str) -> str:
         return f"it is called with a mask, and {to} norm takes none"
     if layer.running_mean is None and to in ("frozen", "none", "renorm"):
         return "it has no running statistics"
-    if isinstance(layer, _Fast) and not isinstance(layer, Followed) and type(layer) not in _KINDS:
+    if isinstance(layer, _BatchNormBase) and not isinstance(layer, Followed) and type(layer) not in _KINDS:
         cls = type(layer)
         names = ("forward", "_apply_to", "_observe", "_groups")
-        if any(getattr(cls, own) is not getattr(_Fast, own) for own in names):
+        if any(getattr(cls, own) is not getattr(_BatchNormBase, own) for own in names):
             return f"{name} is a class of its own, with other ways than batch norm's"
     return ""
 
@@ -193,7 +193,7 @@ def children_behind(layer: _BatchNorm) -> tuple[str, ...] | str:
     """
     if isinstance(layer, Followed):
         return layer.run_after
-    if type(layer) in _KINDS or isinstance(layer, _Fast):
+    if type(layer) in _KINDS or isinstance(layer, _BatchNormBase):
         return ()
     names = [name for name, _ in layer.named_children()]
     told = f"{type(layer).__name__} does something else than batch norm followed by the modules in it"
@@ -238,13 +238,13 @@ def build(
     eps = getattr(layer, "eps", None)
     if eps is not None and to not in ("none", "dyt"):
         given["eps"] = eps
-    if isinstance(layer, (_Fast, Finish)):  # these take a residual too, and so must what follows them
+    if isinstance(layer, (_BatchNormBase, Finish)):  # these take a residual too, and so must what follows them
         given |= {"activation": layer.activation or "none", "negative_slope": layer.negative_slope}
     if to in OF_BATCHES and isinstance(layer, _BatchNorm):
         given["momentum"] = layer.momentum
         if to != "frozen":
             given["track_running_stats"] = layer.track_running_stats or layer.running_mean is not None
-            given |= {name: getattr(layer, name) for name in _SWITCHES if isinstance(layer, _Fast)}
+            given |= {name: getattr(layer, name) for name in _SWITCHES if isinstance(layer, _BatchNormBase)}
     if to in OF_BATCHES and given.get("activation") == "none":
         given["activation"] = None
     if to == "rms":

@@ -16,7 +16,7 @@ from batchnorm.distributed.agreement import Together
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments
 from batchnorm.graph import check_forward, check_shapes
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.moments import Moments, merged
 from batchnorm.optim import Optimizers
 from batchnorm.records import Change, Report
@@ -144,7 +144,7 @@ def calibrate(
     optimizers = check_optimizers(model, optimizer, "calibrate")
     batches = streamed(batches, "calibrate")
     layers, left = sites(model, "calibrate")
-    shared = [path for path, layer in layers if isinstance(layer, _Fast) and layer._shares()]
+    shared = [path for path, layer in layers if isinstance(layer, _BatchNormBase) and layer._shares()]
     if shared and process_group is None:
         raise BatchNormError(
             f"{shared[0] or 'the model'} shares its statistics with other processes, and this one would measure alone",
@@ -218,7 +218,7 @@ class _StreamMoments:
         self.sums = [zeros, zeros]  # over mini-batches: means, unbiased variances
 
     def add(self, x: Tensor, mask: Tensor | None) -> bool:
-        groups = self.layer._groups(x) if self.paper and isinstance(self.layer, _Fast) else 1
+        groups = self.layer._groups(x) if self.paper and isinstance(self.layer, _BatchNormBase) else 1
         found = Moments(*(t.cpu().double() for t in moments(x.detach(), mask=mask, groups=groups)))
         if not bool(torch.isfinite(found.mean).all() & torch.isfinite(found.var).all()):
             self.begun.refused = True

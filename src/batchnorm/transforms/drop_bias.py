@@ -16,7 +16,7 @@ from batchnorm.calling import call_with
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.foreign import Evaluating, is_foreign
 from batchnorm.layers.switches import use_batch_statistics
 from batchnorm.optim import Optimizers
@@ -249,9 +249,9 @@ def _the_one_before(graph: Graph, call: Call) -> Call | None:
 
 def _unfit(norm: _BatchNorm) -> str:
     """Why a BN layer does not cancel a bias; empty if it does."""
-    if isinstance(norm, Evaluating) or (isinstance(norm, _Fast) and norm.statistics == "running"):
+    if isinstance(norm, Evaluating) or (isinstance(norm, _BatchNormBase) and norm.statistics == "running"):
         return "always uses its running statistics (frozen), and so does not cancel a bias"
-    if is_foreign(norm) and (isinstance(norm, _Fast) or isinstance(children_behind(norm), str)):
+    if is_foreign(norm) and (isinstance(norm, _BatchNormBase) or isinstance(children_behind(norm), str)):
         return f"{OWN_FORWARD} ({type(norm).__name__})"
     if norm.running_mean is not None and norm.running_mean.dim() != 1:
         return "has statistics for every time step"

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.errors import BatchNormError
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.sync import Synchronised
 from batchnorm.records import Change
 from batchnorm.transforms.bricks import (
@@ -140,4 +140,6 @@ def shared(model: nn.Module) -> bool:
     False
     """
     many = dist.is_available() and dist.is_initialized()
-    return many and any(m._shares() if isinstance(m, _Fast) else isinstance(m, TORCHS) for m in model.modules())
+    return many and any(
+        m._shares() if isinstance(m, _BatchNormBase) else isinstance(m, TORCHS) for m in model.modules()
+    )

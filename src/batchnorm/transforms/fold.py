@@ -12,7 +12,7 @@ from batchnorm.checks import check_names
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.preserve import in_mode
 from batchnorm.records import Change, Report
 from batchnorm.transforms.affine import (
@@ -160,7 +160,7 @@ class _Folding:
         """Why the way a layer is used forbids taking it away."""
         if not calls:
             return self.graph.uncalled(norm)
-        if any(set(call.arguments) - {"0", "input"} and not isinstance(norm, _Fast) for call in calls):
+        if any(set(call.arguments) - {"0", "input"} and not isinstance(norm, _BatchNormBase) for call in calls):
             return "it is called with more than one tensor"
         if any("mask" in call.arguments or "2" in call.arguments for call in calls):
             return "it is called with a mask"
@@ -308,7 +308,7 @@ class _Folding:
         """What is left of a layer whose scale and shift went elsewhere."""
         rest: nn.Module | None = None
         if finishes(norm, self.graph.of(norm)):
-            if isinstance(norm, _Fast) and not list(norm.children()):
+            if isinstance(norm, _BatchNormBase) and not list(norm.children()):
                 rest = Finished(activation=norm.activation, negative_slope=norm.negative_slope)
             else:
                 rest = finish_of(norm)

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from batchnorm.errors import BatchNormError
-from batchnorm.layers.batch import OURS, BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
+from batchnorm.layers.batch import OURS, BatchNorm1d, BatchNorm2d, BatchNorm3d, _BatchNormBase
 from batchnorm.layers.foreign import Evaluating, evaluating, is_foreign, keeps_statistics, statistics_of
 from batchnorm.layers.frozen import FrozenBatchNorm
 from batchnorm.optim import Optimizers
@@ -33,11 +33,11 @@ Modules = Iterable["str | nn.Module"] | str | nn.Module | None
 # A torch layer keeps its object, and with it its hooks, its users and its parameters, and gets another class: ours
 # has the switches that train() does not touch. The memory of what it was is an attribute of the layer, so that it is
 # copied, pickled and saved with it.
-_OURS: dict[type[nn.Module], type[_Fast]] = {
+_OURS: dict[type[nn.Module], type[_BatchNormBase]] = {
     **OURS,
     nn.SyncBatchNorm: FrozenBatchNorm,  # which takes any dimensions too, and has nothing to synchronise
 }
-_BY_DIMENSIONS: dict[int, type[_Fast]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: BatchNorm2d, 5: BatchNorm3d}
+_BY_DIMENSIONS: dict[int, type[_BatchNormBase]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: BatchNorm2d, 5: BatchNorm3d}
 _MEMORY = "_before_freeze"
 _BLIND = "it has no running statistics to normalise with"
 _ALREADY = "frozen already"
@@ -169,7 +169,7 @@ def is_frozen(layer: nn.Module) -> bool:
     """
     if isinstance(layer, Evaluating) or is_constant(layer):
         return True
-    return isinstance(layer, _Fast) and layer.statistics == "running" and layer.update is False
+    return isinstance(layer, _BatchNormBase) and layer.statistics == "running" and layer.update is False
 
 
 def _begin(
@@ -273,7 +273,7 @@ def _unfit(layer: nn.Module, untried: list[nn.Module]) -> str:
 
 def _has_switches(layer: nn.Module) -> bool:
     """Whether our switches alone freeze a layer: one of ours, or of exactly torch's class."""
-    return type(layer) in _OURS or (isinstance(layer, _Fast) and not is_foreign(layer))
+    return type(layer) in _OURS or (isinstance(layer, _BatchNormBase) and not is_foreign(layer))
 
 
 def _tried(layer: nn.Module) -> str | None:
@@ -384,8 +384,8 @@ def _learned(layer: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _remember(layer: nn.Module) -> dict[str, Any]:
-    switches = {} if not _has_switches(layer) and not isinstance(layer, _Fast) else {
-        name: getattr(layer, name, getattr(_Fast, name)) for name in ("statistics", "update")
+    switches = {} if not _has_switches(layer) and not isinstance(layer, _BatchNormBase) else {
+        name: getattr(layer, name, getattr(_BatchNormBase, name)) for name in ("statistics", "update")
     }  # fmt: skip
     learning = {name: p.requires_grad for name, p in _learned(layer).items()}
     before = type(layer) if type(layer) in _OURS else None
@@ -399,7 +399,7 @@ def _switch_off(layer: nn.Module) -> None:
         layer.__class__ = evaluating(type(layer))
     elif type(layer) in _OURS:
         layer.__class__ = _OURS[type(layer)]
-    if isinstance(layer, _Fast):
+    if isinstance(layer, _BatchNormBase):
         layer.statistics, layer.update = "running", False
 
 
@@ -409,7 +409,7 @@ def _freeze(path: str, layer: nn.Module, memory: dict[str, Any]) -> Iterator[Cha
     if old in _OURS:
         yield Change(path, "class", _name(old), _name(type(layer)))
     for name, value in (("statistics", "running"), ("update", False)):
-        before = memory["switches"].get(name, getattr(_Fast, name))
+        before = memory["switches"].get(name, getattr(_BatchNormBase, name))
         if before != value:
             yield Change(path, name, before, value)
     if any(memory["learning"].values()):
@@ -428,8 +428,8 @@ def _restore(path: str, layer: nn.Module) -> Iterator[Change]:
             yield Change(path, name, getattr(layer, name), value)
         setattr(layer, name, value)
     if by_class and not memory["switches"]:
-        yield Change(path, "statistics", "running", _Fast.statistics)
-        yield Change(path, "update", False, _Fast.update)
+        yield Change(path, "statistics", "running", _BatchNormBase.statistics)
+        yield Change(path, "update", False, _BatchNormBase.update)
     for name, learns in memory["learning"].items():
         _learned(layer)[name].requires_grad_(learns)
     if any(memory["learning"].values()) != learned:
@@ -453,7 +453,7 @@ def _thaw(path: str, layer: FrozenBatchNorm, dimensions: int | None) -> Iterator
     layer.__dict__.pop("seen", None)
     layer.__class__ = new  # type: ignore[assignment]
     for name in ("statistics", "update"):
-        setattr(layer, name, getattr(_Fast, name))
+        setattr(layer, name, getattr(_BatchNormBase, name))
     for name in ("weight", "bias"):
         value = getattr(layer, name)
         if value is not None:
@@ -462,7 +462,7 @@ def _thaw(path: str, layer: FrozenBatchNorm, dimensions: int | None) -> Iterator
         layer.register_parameter(name, None if value is None else nn.Parameter(value))
 
 
-def _class_of(layer: FrozenBatchNorm, dimensions: int | None, path: str) -> type[_Fast]:
+def _class_of(layer: FrozenBatchNorm, dimensions: int | None, path: str) -> type[_BatchNormBase]:
     dimensions = layer.seen if dimensions is None else dimensions
     if dimensions not in _BY_DIMENSIONS:
         raise BatchNormError(

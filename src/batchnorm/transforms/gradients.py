@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchnorm.calling import call_with, failed_in_training, in_training
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.kernels.fallback import readable, readable_gradient
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.nested import few_samples, fresh, tensors_in
 from batchnorm.preserve import in_mode, parameters, untouched
 from batchnorm.records import Certificate
@@ -105,7 +105,7 @@ def step(
 def _read_rightly(model: nn.Module) -> None:
     """Hook torch's BN layers so that their gradients are right in every layout (docs/upstream.md)."""
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, (_Fast, torch.jit.ScriptModule)):
+        if isinstance(module, _BatchNorm) and not isinstance(module, (_BatchNormBase, torch.jit.ScriptModule)):
             module.register_forward_pre_hook(
                 lambda module, given: (
                     (readable(given[0]), *given[1:]) if given and isinstance(given[0], Tensor) else None

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError, printable
 from batchnorm.layers.accumulate import shown
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.switches import from_batch, turned
 from batchnorm.preserve import attributes, hooks
@@ -81,9 +81,9 @@ def observing(model: nn.Module, seen: Mapping[_BatchNorm, Tally]) -> Iterator[li
         if not active[0]:
             return
         x, mask = shown(layer, arguments, keywords)
-        if isinstance(layer, _Fast) and layer.one_value == "running" and layer._has_one_value(x, mask):
+        if isinstance(layer, _BatchNormBase) and layer.one_value == "running" and layer._has_one_value(x, mask):
             return  # the layer does not use its moments either
-        if not isinstance(layer, _Fast) and x.dim() > 1 and x.shape[1] and x.numel() == x.shape[1]:
+        if not isinstance(layer, _BatchNormBase) and x.dim() > 1 and x.shape[1] and x.numel() == x.shape[1]:
             raise BatchNormError(
                 f"a batch gives a {type(layer).__name__} one value per channel, {list(x.shape)}, which has no variance",
                 do="leave such a batch out (drop_last=True), or give larger ones",

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from batchnorm.dataflow import Call, Graph
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.transforms.affine import CONVOLUTIONS, LINEAR, Affine, axes_of, is_norm, is_plain, unfit
 from batchnorm.transforms.passing import flattened, joined, keeps_rows, moved, parts, passes
 
@@ -212,7 +212,7 @@ def main(call: Call) -> int | None:
 
 def finishes(norm: nn.Module, calls: list[Call]) -> bool:
     """Whether more than BN happens in a layer: an activation, a residual, submodules of a class of somebody's own."""
-    if isinstance(norm, _Fast) and (norm.activation or any(len(call.arguments) > 1 for call in calls)):
+    if isinstance(norm, _BatchNormBase) and (norm.activation or any(len(call.arguments) > 1 for call in calls)):
         return True
     return any(type(child) is not nn.Identity for child in norm.children())  # also of a class that was converted
 

@@ -46,7 +46,7 @@ def train(monitor, batches, model=None, tell=True):
     with monitor(model, optimizer) as run:
         for x, y in batches:
             if tell:
-                run.told(y)
+                run.set_labels(y)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()

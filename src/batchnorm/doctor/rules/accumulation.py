@@ -82,8 +82,8 @@ class _Watcher(Watcher):
         self.given.clear()
         yield from ()
 
-    def short(self, run: TrainingRun) -> str:
-        return self.turns.short
+    def too_short(self, run: TrainingRun) -> str:
+        return self.turns.too_short
 
     def on_end(self, run: TrainingRun) -> Iterator[Finding]:
         for path, turns in self.turns.end(run):

@@ -3,7 +3,7 @@
 ## What it does
 Compares how much the class counts of batches differ with what chance would make of the same examples, and, where that
 is too much, how much the batch means at the BN layers do. It needs the labels: batches that are (input, label) pairs in
-a check, ``run.told(labels)`` before each call in a training run.
+a check, ``run.set_labels(labels)`` before each call in a training run.
 
 What it cannot see: whether two encoders of a contrastive loss get the same batch in the same order. A key encoder that
 follows by a moving average and runs in training mode is harmful in MoCo, whose loss tells the examples of a batch
@@ -205,13 +205,13 @@ class _Watcher(Watcher):
                 yield from _judge(self.means, self.counts, spread(self.counts)[0], None, run.step)
                 self._look_farther()
 
-    def short(self, run: TrainingRun) -> str:
+    def too_short(self, run: TrainingRun) -> str:
         if self.judged or not self.calls:
             return ""
         return f"the labels of {self.calls} of {BATCHES} batches"
 
     def lacks(self, run: TrainingRun) -> str:
-        return "" if self.calls else "the class labels of the batches (run.told(labels))"
+        return "" if self.calls else "the class labels of the batches (run.set_labels(labels))"
 
     def _look_farther(self) -> None:
         self.counts, self.means = self.counts[::2], None

@@ -43,7 +43,7 @@ from typing import Any
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.layers.switches import uses
@@ -119,9 +119,9 @@ def _eps(path: str, layer: _BatchNorm, new: bool) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Count the momentum torch's way."""
-    modules = dict(patient.model.named_modules())
+    modules = dict(repair.model.named_modules())
     changes = []
     for finding in findings:
         layer = modules[finding.path]

@@ -43,7 +43,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.layers.sync import Synchronised
@@ -207,15 +207,15 @@ def _would_lose(layer: _BatchNorm) -> float:
     return _difference(layer, bare, None)
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Put the classes of before back, with the tensors of now."""
     changes: list[Change] = []
     left: dict[str, str] = {}
     for path in dict.fromkeys(finding.path for finding in findings):
-        if patient.before is None:
+        if repair.before is None:
             left[path] = "the model before is not known (before=)"
             continue
-        now, was = patient.model.get_submodule(path), patient.before.get_submodule(path)
+        now, was = repair.model.get_submodule(path), repair.before.get_submodule(path)
         assert isinstance(now, _BatchNorm)
         assert isinstance(was, _BatchNorm)
         new = copy.deepcopy(was).train(now.training)
@@ -226,12 +226,12 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
             if report.left:
                 left[path] = f"not synchronised: {next(iter(report.left.values()))}"
         changes.append(Change(path, "class", type(now).__name__, type(new).__name__))
-        for owner in list(patient.model.modules()):
+        for owner in list(repair.model.modules()):
             for name, child in owner._modules.items():
                 if child is now:
                     owner._modules[name] = new
-        if patient.model is now:
-            patient.model = new
+        if repair.model is now:
+            repair.model = new
     return Report(tuple(changes), left)
 
 

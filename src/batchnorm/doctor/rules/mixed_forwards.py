@@ -54,8 +54,8 @@ class _Watcher(Watcher):
         for path, turns in self.turns.add(run, seen):
             yield from _judge(run, path, turns)
 
-    def short(self, run: TrainingRun) -> str:
-        return self.turns.short
+    def too_short(self, run: TrainingRun) -> str:
+        return self.turns.too_short
 
     def on_end(self, run: TrainingRun) -> Iterator[Finding]:
         for path, turns in self.turns.end(run):

@@ -43,7 +43,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Norm, Subject, measured, norm_of
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
@@ -159,7 +159,7 @@ class _Watcher(Watcher):
                 )  # fmt: skip
         self.ran, self.learnt = set(), set()
 
-    def short(self, run: TrainingRun) -> str:
+    def too_short(self, run: TrainingRun) -> str:
         most = max(self.new.values(), default=0)
         return f"{most} of {STEPS} steps of new layers in evaluation mode" if 0 < most < STEPS else ""
 
@@ -178,9 +178,9 @@ def _in_evaluation(model: nn.Module, path: str) -> bool:
     return not any(one.training for one in around if not isinstance(one, (nn.ModuleDict, nn.ModuleList)))
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Measure the statistics."""
-    patient.model, done = measured(patient.model, patient.need("batches", RULE.code), patient.forward)
+    repair.model, done = measured(repair.model, repair.need("batches", RULE.code), repair.forward)
     return done.report
 
 

@@ -67,7 +67,7 @@ from batchnorm.doctor.learning import (
     meant_frozen,
     requires_grad,
 )
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
@@ -350,14 +350,14 @@ class _Watcher(Watcher):
         self.held, self.moved, self.validated = {}, set(), False
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Freeze them so that it lasts; what learnt goes on to learn."""
     # A finding about an attribute names the module that has it, and the layers in it among its numbers.
     paths = list(dict.fromkeys(path for f in findings for path in f.numbers.get("layers", [f.path])))
-    modules = dict(patient.model.named_modules())
+    modules = dict(repair.model.named_modules())
     affine = [p for path in paths for p in modules[path]._parameters.values() if p is not None]
     before = [(p, p.requires_grad, p.grad) for p in affine]
-    _, report = freeze(patient.model, paths, inplace=True)
+    _, report = freeze(repair.model, paths, inplace=True)
     for parameter, learnt, gradient in before:
         parameter.requires_grad_(learnt)
         parameter.grad = gradient

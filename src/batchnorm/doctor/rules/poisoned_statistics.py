@@ -49,7 +49,7 @@ from batchnorm.doctor.remeasure import remeasure
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import in_mode
 from batchnorm.records import Finding
@@ -100,7 +100,7 @@ def _spoiled_data(subject: Subject) -> Iterator[Finding]:
         return
     wrong, total = counts[bad[0]]
     every = len(bad) == len(inputs)
-    ours = bool(subject.layers) and all(isinstance(layer, _Fast) for _, layer in subject.layers)
+    ours = bool(subject.layers) and all(isinstance(layer, _BatchNormBase) for _, layer in subject.layers)
     which = f"all {len(inputs)} batches" if every else f"{len(bad)} of {len(inputs)} batches"
     harm = (
         "what rules measured on them says nothing" if every

@@ -45,7 +45,7 @@ from torch.nn.parallel import DistributedDataParallel
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.recompute import in_backward
 from batchnorm.records import Finding
 
@@ -78,7 +78,7 @@ def _in_place(wrapper: DistributedDataParallel) -> bool:
 
 
 def _minds(layer: _BatchNorm) -> bool:
-    return not isinstance(layer, _Fast) and layer.running_mean is not None
+    return not isinstance(layer, _BatchNormBase) and layer.running_mean is not None
 
 
 class _Mark:

@@ -39,7 +39,7 @@ from collections.abc import Iterator, Sequence
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.gap import Effect, distance, few, limits
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Norm, Subject, measured
 from batchnorm.errors import BatchNormError
@@ -95,9 +95,9 @@ def look(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Measure the statistics anew."""
-    patient.model, done = measured(patient.model, patient.need("batches", RULE.code), patient.forward)
+    repair.model, done = measured(repair.model, repair.need("batches", RULE.code), repair.forward)
     return done.report
 
 

@@ -56,7 +56,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.layers.switches import uses
@@ -292,10 +292,10 @@ def _plain(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in ("module", "_orig_mod"))
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
-    """Measure the statistics of the copy, which is the patient."""
-    batches = patient.need("batches", RULE.code)
-    patient.model, done = calibrate(patient.model, batches, forward=patient.forward, progress=False, inplace=True)
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
+    """Measure the statistics of the copy, which is the repair."""
+    batches = repair.need("batches", RULE.code)
+    repair.model, done = calibrate(repair.model, batches, forward=repair.forward, progress=False, inplace=True)
     return done.report
 
 

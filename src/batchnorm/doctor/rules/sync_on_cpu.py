@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.records import Change, Finding, Report
@@ -82,9 +82,9 @@ def _tried(layer: nn.SyncBatchNorm) -> str:
     return ""
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Give them our class."""
-    modules = dict(patient.model.named_modules())
+    modules = dict(repair.model.named_modules())
     changes: list[Change] = []
     left: dict[str, str] = {}
     for path in dict.fromkeys(finding.path for finding in findings):

@@ -38,7 +38,7 @@ from typing import Any
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import TrainingRun, Watcher
@@ -125,9 +125,9 @@ class _Watcher(Watcher):
             )
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Put the model into evaluation mode."""
-    patient.model.eval()
+    repair.model.eval()
     return Report((Change("", "mode", "training", "evaluation"),))
 
 

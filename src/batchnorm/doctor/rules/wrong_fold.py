@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.errors import BatchNormError
@@ -134,11 +134,11 @@ def _layers(
         yield path, norm, min(difference([y], got)[1] for y in (wanted, wanted.relu()))
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Fold again, from the model before."""
-    if patient.before is None:
+    if repair.before is None:
         raise BatchNormError(f"repairing {RULE.code} needs the model before", where="fix", do="give check before=")
-    patient.model, report = fold(patient.before, patient.need("example", RULE.code), forward=patient.forward)
+    repair.model, report = fold(repair.before, repair.need("example", RULE.code), forward=repair.forward)
     return Report((*(Change(f.path, "folded", "wrongly", "exactly") for f in findings), *report.changes))
 
 

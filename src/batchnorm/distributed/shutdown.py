@@ -12,10 +12,10 @@ from types import FrameType
 
 
 @contextmanager
-def farewell() -> Iterator[Callable[[str], None]]:
+def delayed_sigterm() -> Iterator[Callable[[str], None]]:
     """Put SIGTERM off to the end of the block; if it came, write what there was to say before it takes effect.
 
-    >>> with farewell() as say:
+    >>> with delayed_sigterm() as say:
     ...     say("rank 1 is gone")
 
     torchrun sends SIGTERM to all others a tenth of a second after one process dies, which is sooner than anybody can be

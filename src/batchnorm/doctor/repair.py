@@ -19,12 +19,12 @@ class Needed(BatchNormError):
 
 
 @dataclass
-class Patient:
+class Repair:
     """A model under repair: a copy, with its optimisers, and what the repairs may need.
 
-    >>> Patient(nn.BatchNorm1d(2)).need("example", "BN101")
+    >>> Repair(nn.BatchNorm1d(2)).need("example", "BN101")
     Traceback (most recent call last):
-    batchnorm.doctor.patient.Needed: fix: repairing BN101 needs an example; give example=, or leave its findings out
+    batchnorm.doctor.repair.Needed: fix: repairing BN101 needs an example; give example=, or leave its findings out
 
     A rule's ``fix`` changes ``model`` (it may put another in its place, as the verbs do, giving them ``optimizers``).
     """

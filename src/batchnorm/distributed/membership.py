@@ -42,7 +42,7 @@ class _Listener:
         self.confided: Any = None
         self.store.set(f"bn/who/{rank}", json.dumps(identity()))
         self.process, self.over = os.getpid(), threading.Event()
-        self.thread = threading.Thread(target=self._listen, name="batchnorm-rollcall", daemon=True)
+        self.thread = threading.Thread(target=self._listen, name="batchnorm-membership", daemon=True)
         self.thread.start()
 
     def _listen(self) -> None:
