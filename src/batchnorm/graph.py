@@ -244,7 +244,7 @@ class _Recorder(TorchFunctionMode):
         return index
 
     def _read(self, tensors: list[Tensor]) -> list[int]:
-        """The values of some tensors; one that nobody made is a parameter, a buffer or a constant."""
+        """Return the numbers of some tensors; one that no call made is a parameter, a buffer or a constant."""
         return [
             self.known[id(t)] if id(t) in self.known else self._value(t, None, self.owned.get(id(t), "constant"))
             for t in tensors
@@ -338,7 +338,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _version(tensor: Tensor) -> int:
-    """How often a tensor was written to; -1 where nobody counts."""
+    """How often a tensor was written to; -1 if torch does not count."""
     with torch._C.DisableTorchFunction():
         return -1 if tensor.is_inference() else int(tensor._version)
 

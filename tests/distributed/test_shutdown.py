@@ -1,4 +1,4 @@
-"""A process that is told to end while it finds out who is missing says it first, and then ends."""
+"""A process that gets SIGTERM while it looks for the missing rank reports it first, and then ends."""
 
 import os
 import signal

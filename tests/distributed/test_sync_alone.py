@@ -1,4 +1,4 @@
-"""With nobody to share a batch with, SyncBatchNorm is plain Batch Normalization."""
+"""In one process SyncBatchNorm is plain Batch Normalization."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""What the tests of the short way share: tensors of every plain kind, and who took which way."""
+"""Shared by the tests of the C call path: tensors of every plain kind, and which path a call took."""
 
 import torch
 
@@ -7,7 +7,7 @@ from batchnorm.functional import batch_norm
 from batchnorm.kernels import call
 
 NONE = kernels.kernel() is None or call.compiled is None
-WHY = f"no short way: {kernels.describe()}"
+WHY = f"no C call path: {kernels.describe()}"
 
 SHAPES = {
     "rows": (32, 64),
@@ -29,7 +29,7 @@ def tensor(name, dtype=torch.float32):
 
 
 def ran_in_c(y):
-    """Whether the way back begins in C."""
+    """Whether the backward pass begins in C."""
     return type(y.grad_fn).__name__ == "PlainBackward"
 
 

@@ -335,7 +335,7 @@ def large(name, count=0):
 def path(name, kernel=None):
     """Send calls to torch's operators, or to the kernel (given, or the installed one) with an instruction set.
 
-    "python" is the installed kernel as it is, but the long way to it.
+    "python" is the installed kernel, called from Python.
     """
     if name == "python":
         with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""The short way to the kernel: the same bits as the long one, taken by what is plain and by nothing else."""
+"""Plain calls in C: the same bits as through Python, and used for plain calls only."""
 
 import platform
 import subprocess
@@ -24,7 +24,7 @@ def _seed():
 
 
 def results(layer, x, residual, dy, monkeypatch, way):
-    """Everything that a step gives and changes, the short way ("c") or the long one ("python")."""
+    """Everything that a step gives and changes, called from C ("c") or from Python ("python")."""
     layer.reset_running_stats()
     with monkeypatch.context() as patch:
         if way == "python":

@@ -102,18 +102,18 @@ print(json.dumps([kernels.describe(), type(y.grad_fn).__name__]))
 """
 
 
-@pytest.mark.parametrize(("switch", "told", "name"), [
+@pytest.mark.parametrize(("switch", "message", "name"), [
     ("python", "; called from Python, as BATCHNORM_CALL=python asks", "NativeBackward"),
     ("pyton", "; called from Python: BATCHNORM_CALL is 'pyton', expected 'c' or 'python'", "NativeBackward"),
     ("c", "threads", "PlainBackward"),
     ("", "threads", "PlainBackward"),
 ])  # fmt: skip
-def test_the_switch(switch, told, name):
+def test_the_switch(switch, message, name):
     done = subprocess.run(
         [sys.executable, "-c", TELL], env={**os.environ, "BATCHNORM_CALL": switch}, capture_output=True, text=True
     )
     described, function = json.loads(done.stdout)
-    assert described.endswith(told)
+    assert described.endswith(message)
     assert function == name
 
 
@@ -139,7 +139,7 @@ def test_without_pythons_headers_the_kernel_is_built_alone(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "batchnorm: the short way to the C kernel could not be built (are Python's headers there?)" in done.stdout
+    assert "batchnorm: the C call path to the kernel could not be built (are Python's headers there?)" in done.stdout
     assert [path.name for path in (tmp_path / "lib").rglob("*.so")] == ["_bn.so"]
 
 

@@ -12,7 +12,7 @@ import batchnorm as bn
 from batchnorm.observe.quantities import QUANTITIES
 from batchnorm.records import RecordFile
 
-# ---- what is told
+# ---- what is reported
 
 
 def test_logged_numbers():

@@ -215,7 +215,7 @@ def timed(**found):
         ([50.0] * 9 + [101.0] * 2, "as it was"),
         ([100.0] * 20, "as it was"),
         ([1.0] * 8 + [101.0] * 12, "as it was"),
-        ([99.0] * 14 + [500.0] * 2, "fused"),  # somebody else's work in two of the steps
+        ([99.0] * 14 + [500.0] * 2, "fused"),  # other processes were busy in two of the steps
     ],
 )
 def test_only_what_noise_does_not_explain_is_a_gain(samples, chosen):

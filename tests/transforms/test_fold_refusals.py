@@ -272,8 +272,8 @@ def test_a_model_that_bn_froze():
 
 @pytest.mark.parametrize(("norm", "reason"), [
     (lambda: nn.BatchNorm2d(4, track_running_stats=False), "no running statistics"),
-    (lambda: bn.BatchNorm2d(4, statistics="batch"), "told to use the batch's statistics"),
-    (lambda: bn.BatchNorm2d(4, update=True), "told to update its statistics"),
+    (lambda: bn.BatchNorm2d(4, statistics="batch"), "set to use the batch's statistics"),
+    (lambda: bn.BatchNorm2d(4, update=True), "set to update its statistics"),
 ])  # fmt: skip
 def test_layers_that_are_not_a_fixed_scale(norm, reason):
     model = made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), norm()))

@@ -104,7 +104,7 @@ def test_a_loop_over_levels(norm):
     folded, report = assert_folds(model, x)
     assert type(folded.conv) is nn.Identity
     assert all(type(each) in (nn.Conv2d, Moved) for each in folded.norms)
-    with torch.no_grad():  # told apart by the BN layer that follows, not by the order of the calls
+    with torch.no_grad():  # distinguished by the BN layer that follows, not by the order of the calls
         for order in ((2, 0), (1,), (1, 1)):
             for a, b in zip(model(x, order).values(), folded(x, order).values(), strict=True):
                 torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-10)

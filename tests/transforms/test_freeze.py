@@ -1,4 +1,4 @@
-"""``freeze`` and ``unfreeze``: constant BN layers whatever ``train()`` and the optimiser do, and the exact way back."""
+"""``freeze`` and ``unfreeze``: constant BN layers whatever ``train()`` and the optimiser do, and the exact restore."""
 
 import copy
 import pickle

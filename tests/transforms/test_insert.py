@@ -355,8 +355,8 @@ def test_keys_and_loading():
     with pytest.raises(RuntimeError, match="Unexpected key"):
         fresh.load_state_dict({**state, "0.strange": torch.ones(1)})
     plain = nn.Conv2d(3, 4, 3).state_dict()
-    told = fresh.load_state_dict({f"0.{k}": v for k, v in plain.items()}, strict=False)
-    assert all(".norm." in key for key in told.missing_keys)
+    loaded = fresh.load_state_dict({f"0.{k}": v for k, v in plain.items()}, strict=False)
+    assert all(".norm." in key for key in loaded.missing_keys)
     assert torch.equal(fresh[0].weight, plain["weight"])
 
 

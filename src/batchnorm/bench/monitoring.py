@@ -89,13 +89,13 @@ def _more(slower: tuple[float, ...], faster: tuple[float, ...]) -> float:
 
 
 class Observer(Protocol):
-    """Somebody who looks on, as this measurement drives them."""
+    """An observer of training, as this measurement drives it."""
 
     def aim(self, step: int) -> None:
         """Let this be the number of the next step."""
 
     def set_labels(self, labels: torch.Tensor) -> None:
-        """Take what a training loop tells in every step."""
+        """Take the labels, as a training loop gives them in every step."""
 
 
 class _Monitor:
@@ -122,7 +122,7 @@ class _Watch:
 
 @contextmanager
 def monitored(model: nn.Module, optimizer: Optimizer) -> Iterator[Observer]:
-    """All rules look on, with labels told; what they find in random data is not printed."""
+    """Run all rules, with labels; findings in random data are not printed."""
     with monitor(model, optimizer, every=EVERY, warn=False) as run:
         yield _Monitor(run)
 

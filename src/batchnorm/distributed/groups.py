@@ -49,7 +49,7 @@ def hold(group: Any, where: str) -> Held | None:
 
 
 def active(held: Held | None, where: str) -> Any:
-    """Return the group to exchange with, or None where there is nobody else.
+    """Return the group to exchange with, or None in a single process.
 
     >>> active(None, "SyncBatchNorm") is None  # no process group was started
     True

@@ -109,7 +109,7 @@ class Following:
 class Listening(TorchFunctionMode):
     """Notices nonlinearities that are modules or functions, and yields those that layers with weights read.
 
-    ``read`` is called with the signal of each. The modules of the model are told to it by hooks (`paths`).
+    ``read`` is called with the signal of each. Hooks on the model's modules tell it which one is running (`paths`).
     """
 
     def __init__(self, model: nn.Module, read: Callable[[ActivationOutput], None]) -> None:

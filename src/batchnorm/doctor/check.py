@@ -107,7 +107,7 @@ def _looked(subject: Subject, rules: Mapping[str, Rule]) -> Findings:
     skipped: dict[str, str] = {}
     failed: dict[str, str] = {}
     if subject.model is not None and subject.example is not None:
-        _ = subject.graph  # a model that raises is said at once, not rule by rule
+        _ = subject.graph  # fail here if the model raises, not once per rule
     for code, rule in rules.items():
         lacks = NEEDS["run"] if rule.look is None else subject.lacks(rule.needs)
         if lacks:
@@ -116,7 +116,7 @@ def _looked(subject: Subject, rules: Mapping[str, Rule]) -> Findings:
         assert rule.look is not None
         try:
             with warnings.catch_warnings(), untouched(subject.model) if subject.model is not None else nullcontext():
-                # What our layers say of a batch that is not finite is said by BN203, once.
+                # BN203 reports batches that are not finite; our layers need not warn as well.
                 warnings.simplefilter("ignore", BatchNormWarning)
                 found += rule.look(subject)
             if code in subject.held:

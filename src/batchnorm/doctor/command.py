@@ -195,7 +195,7 @@ def _load(
             note(f"batchnorm: {data} holds float64, and is given to the model as {name}", error=True)
             batches = load_batches(data, batch_size=batch_size, dtype=narrower)
         arguments["data"] = batches
-        if not isinstance(first.inputs, Tensor):  # several arguments, which the verbs must be told of
+        if not isinstance(first.inputs, Tensor):  # several arguments: the verbs need `forward`
             arguments["forward"] = call_batch
             if example:
                 arguments["example"] = Batch(arguments["example"])

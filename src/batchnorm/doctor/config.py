@@ -25,7 +25,7 @@ class Settings:
     >>> Settings().fail_on
     'warning'
 
-    ``note`` is something that the user should be told.
+    ``note`` is a remark to print for the user.
     """
 
     select: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ def read_settings(file: Path) -> Settings | None:
         text = read_bytes(file).decode("utf-8")
     except UnicodeDecodeError as error:
         raise BatchNormError(f"{file} cannot be read ({error})") from error
-    if "batchnorm" not in text:  # nearly all of them; and a file of somebody else may be as it likes
+    if "batchnorm" not in text:  # most files; do not complain about a file that is not for us
         return None
     parser = _parser()
     if parser is None:

@@ -87,7 +87,7 @@ def fix(
 
 
 def _repair(model: nn.Module, repair: Repair, wanted: list[Finding], unsafe: bool, tolerance: float | None) -> Report:
-    """Repair what can be repaired of the repair, a copy of the model."""
+    """Run the repairs on a copy of the model."""
     changes: list[Change] = []
     left: dict[str, str] = {}
     keeps = True

@@ -70,14 +70,14 @@ class Effect:
     def words(self) -> str:
         """Say what changes."""
         if math.isinf(self.moved):
-            told = "the outputs have other shapes"
+            effect = "the outputs have other shapes"
         elif self.moved < 10:
-            told = f"the outputs change by {self.moved:.0%}"
+            effect = f"the outputs change by {self.moved:.0%}"
         else:
-            told = f"the outputs change by a factor of {self.moved:.0f}"
+            effect = f"the outputs change by a factor of {self.moved:.0f}"
         if self.was is not None and self.now is not None:
-            told += f" and accuracy goes from {self.was:.1%} to {self.now:.1%}"
-        return f"with exact statistics {told}"
+            effect += f" and accuracy goes from {self.was:.1%} to {self.now:.1%}"
+        return f"with exact statistics {effect}"
 
     @property
     def numbers(self) -> dict[str, Any]:

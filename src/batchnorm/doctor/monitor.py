@@ -38,7 +38,7 @@ def monitor(
     ...         optimizer.zero_grad()
     ...         model(x).square().mean().backward()
     ...         optimizer.step()
-    ...     with torch.no_grad():  # nobody called model.eval()
+    ...     with torch.no_grad():  # model.eval() was forgotten
     ...         loss = model(torch.randn(8, 3)).square().mean()
     >>> run.findings.codes
     ('BN301',)

@@ -19,7 +19,7 @@ SHOWN = 8  # findings of one rule, unless all are asked for
 LONGEST, SENTENCE = 160, 600  # characters of a name, and of a sentence; the middle of a longer one is left out
 STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}
 COLOURS = {"error": "#c62828", "warning": "#b26a00", "advice": "#00707f"}
-# What a rule lacks is said in the words of the Python call; on the command line it is asked for by these options.
+# Rules name missing inputs by their Python arguments; these are the options of the command line for them.
 OPTIONS = {
     "example=": "--example",
     "data=": "--data",
@@ -80,8 +80,8 @@ def draw(
     <BLANKLINE>
     1 advice
 
-    Of each rule the first few findings are shown, or ``everything``. With ``options``, what rules lack is said in the
-    words of the command line; ``brief`` leaves it out.
+    Of each rule the first few findings are shown, or ``everything``. With ``options``, missing inputs are named
+    by command-line options; ``brief`` leaves them out.
     """
     from rich.console import Group
     from rich.text import Text
@@ -160,7 +160,7 @@ def summarise_skipped(skipped: Mapping[str, str], options: bool = False) -> list
       needs a run: BN301, BN302
       needs batches of data (data=): BN201
 
-    Of a rule that lacks several things the first is said: the others are in ``findings.skipped``.
+    If a rule lacks several inputs, the first is named; ``findings.skipped`` has all.
     """
     reasons: dict[str, list[str]] = {}
     held = [f"{code} {shorten(printable(why), 400)}" for code, why in skipped.items() if why.startswith(HELD)]

@@ -29,8 +29,9 @@ class Rule:
     ('bias-before-norm', 'safe')
 
     ``page`` is the docstring of the rule's file. ``look`` yields findings about a `Subject` that has all of ``needs``;
-    ``watch`` makes the object that looks on while training runs. ``fix`` repairs a `Repair`: ``safety`` says whether
-    that happens without being asked for, and ``keeps`` whether the function in evaluation mode stays the same.
+    ``watch`` makes the object that receives the events of a training run. ``fix`` changes the model of a `Repair`:
+    ``safety`` says whether that happens without being asked for, and ``keeps`` whether the function in evaluation
+    mode stays the same.
     """
 
     code: str

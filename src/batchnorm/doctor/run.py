@@ -1,4 +1,4 @@
-"""A training run under observation: what happens in it, told to the rules that look on."""
+"""A training run under observation: hooks turn what happens in it into events for the rules."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class MonitoredRun(TrainingRun):
 
     @property
     def findings(self) -> Findings:
-        """What was found so far; ``skipped`` has the rules that have to be told something and were not, and those that
-        saw something and need more steps to judge it."""
+        """What was found so far; ``skipped`` has the rules that lack an input, and those that need more steps to
+        judge what they saw."""
         skipped: dict[str, str] = {}
         for code, watcher in self._watchers.items() if self.call else ():
             if code in self.failed:
@@ -104,8 +104,8 @@ class MonitoredRun(TrainingRun):
             if isinstance(module, kinds):
                 add(module.register_forward_hook(Hook(self._module_passed(path))).remove)
         for name, copied in self.copies.items() if self._listeners["on_copy"] else ():
-            told = lambda *_, name=name: self._tell("on_copy", name)  # noqa: E731
-            add(copied.register_forward_pre_hook(Hook(told)).remove)
+            notify = lambda *_, name=name: self._tell("on_copy", name)  # noqa: E731
+            add(copied.register_forward_pre_hook(Hook(notify)).remove)
         if self.optimizers:
             for optimizer in self.optimizers:
                 add(hook_steps(optimizer, self._steps, self._stepped))

@@ -49,7 +49,7 @@ typedef struct {
     counters done, next[MAX_THREADS];
 } job;
 
-/* Usually for less than a microsecond. If it takes longer, somebody with work of ours has no core: then leave ours. */
+/* Usually for less than a microsecond. If it takes longer, a thread that has taken a task is waiting for a core: yield ours. */
 static void wait_for(const _Atomic int64_t *done, int64_t tasks) {
     for (int64_t tries = 0; atomic_load_explicit(done, memory_order_acquire) < tasks; tries++)
         if (tries < 4096) relax();
@@ -57,8 +57,8 @@ static void wait_for(const _Atomic int64_t *done, int64_t tasks) {
 }
 
 /* Every thread has a share of neighbouring tasks, the same one in every call, so that it meets its own data in its own
- * cache; when it is through, it helps the others, so that nobody waits for a thread that has not come, but for a task that
- * one has begun. Which thread runs a task never changes a result. A phase ends with its last task, not with its last
+ * cache; when it is through, it helps the others, so that it waits only for tasks that another thread has begun, never
+ * for a thread that has not started. Which thread runs a task never changes a result. A phase ends with its last task, not with its last
  * thread: starting and ending the threads for every phase takes longer. */
 static void work(void *data) {
     job *j = data;
@@ -128,7 +128,7 @@ static int comes_up(exchange *e, int64_t number) {
     return 1;
 }
 
-/* The first thread writes odd numbers, the second one answers with even ones; it begins, so that there is somebody. */
+/* The first thread writes odd numbers, the second one answers with even ones; the first one begins. */
 static void take_turns(void *data) {
     exchange *e = data;
     const int64_t me = thread_number();

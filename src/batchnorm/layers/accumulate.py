@@ -198,7 +198,7 @@ class accumulate:
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def watch(layer: _BatchNorm, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            if _OPEN.get(layer) is not self:  # a copy that was made inside the block: it is nobody's micro-batch
+            if _OPEN.get(layer) is not self:  # a copy that was made inside the block: it belongs to no block
                 if type(getattr(layer, name)) is int:
                     setattr(layer, name, old)
                 return
@@ -222,7 +222,7 @@ def _commit(seen: dict[_BatchNorm, AccumulatedMoments]) -> None:
         mean, var, tracked = layer.running_mean, layer.running_var, layer.num_batches_tracked
         if mean is None or var is None:
             continue
-        whole, _ = of_everybody(layer, all_of_it)
+        whole, _ = of_all_ranks(layer, all_of_it)
         if int(whole.count) < 2:
             continue
         momentum = layer.momentum
@@ -233,13 +233,13 @@ def _commit(seen: dict[_BatchNorm, AccumulatedMoments]) -> None:
             tracked.add_(moved)
 
 
-def of_everybody(layer: _BatchNorm, seen: AccumulatedMoments) -> tuple[Moments, float]:
+def of_all_ranks(layer: _BatchNorm, seen: AccumulatedMoments) -> tuple[Moments, float]:
     """Return the moments and the number of examples, those of all processes if the layer shares its statistics.
 
     >>> seen = AccumulatedMoments()
-    >>> of_everybody(nn.BatchNorm1d(1), seen)[1], seen.add(torch.tensor([[0.0], [2.0]]))
+    >>> of_all_ranks(nn.BatchNorm1d(1), seen)[1], seen.add(torch.tensor([[0.0], [2.0]]))
     (0.0, True)
-    >>> of_everybody(nn.BatchNorm1d(1), seen)[1]
+    >>> of_all_ranks(nn.BatchNorm1d(1), seen)[1]
     2.0
     """
     zeros = torch.zeros(layer.num_features, dtype=torch.float64)

@@ -38,7 +38,7 @@ class Tensors(NamedTuple):
 
 
 class _BatchNormBase(Checked, _BatchNorm):
-    """What the three layers share; the classes below only say how many dimensions an input has.
+    """Base of the batch norm layers; the classes below only set how many dimensions an input has.
 
     The additions are class attributes with torch's behaviour as their default, so that a layer unpickled from an
     older version, or a torch layer whose ``__class__`` was exchanged, has them too.
@@ -186,7 +186,7 @@ class _BatchNormBase(Checked, _BatchNorm):
         def __call__(self, input: Tensor, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor: ...
 
     def _refused(self, finite: Tensor | bool = False) -> None:
-        """Say that the running statistics do not have this batch, if so it is."""
+        """Report that the running statistics were not updated by this batch, if so."""
         report_nonfinite(finite, self.nonfinite, type(self).__name__)
 
     def _apply_to(
@@ -236,11 +236,11 @@ class _BatchNormBase(Checked, _BatchNorm):
         return self.weight, self.bias, self.running_mean, self.running_var, of_batches
 
     def _shares(self) -> bool:
-        """Whether other processes have a part in this layer's statistics."""
+        """Whether this layer's statistics are shared with other processes."""
         return False
 
     def _of_all(self, local: Moments) -> Moments:
-        """Merge moments that were taken here with those of everybody who shares the batch."""
+        """Merge local moments with those of the other processes that share the batch."""
         return local
 
     def _groups(self, x: Tensor) -> int:

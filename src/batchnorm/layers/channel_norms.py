@@ -343,7 +343,7 @@ class InstanceNorm3d(InstanceNorm, nn.InstanceNorm3d):
 
 
 class Activated(Finish):
-    """A norm of somebody else's, with an activation behind it; its parameters are under ``norm.``.
+    """Any norm followed by an activation; the norm's parameters are under ``norm.``.
 
     >>> Activated(nn.GroupNorm(2, 4), activation="relu")(torch.randn(3, 4, 2)).min()
     tensor(0., grad_fn=<MinBackward1>)

@@ -127,7 +127,7 @@ class FrozenBatchNorm(_BatchNormBase):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
-        """Show what is not told by the class's name.
+        """Show the settings that the class's name does not imply.
 
         >>> FrozenBatchNorm(2, activation="relu").extra_repr()
         "2, eps=1e-05, affine=True, activation='relu'"

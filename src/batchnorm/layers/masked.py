@@ -70,8 +70,8 @@ def use_mask(model: nn.Module, mask: Tensor | Callable[[Tensor], Tensor]) -> Ite
     So a network need not hand the mask on: one that is written once runs with every brick of `make_norm`. It serves all
     batch norms of this package; norms that do not look across examples do what they always do. Where the number of
     positions changes on the way (strides), give a function that takes a layer's input and returns its mask:
-    ``use_mask(model, lambda x: lengths * x.shape[-1] // longest)``. Torch's own batch norms count padding and cannot be
-    told, so a model with one of them is refused: ``convert(model, "masked")`` makes them ours.
+    ``use_mask(model, lambda x: lengths * x.shape[-1] // longest)``. Torch's own batch norms count padding and take no
+    mask, so a model with one of them is refused: ``convert(model, "masked")`` makes them ours.
     """
     check_model(model, "use_mask")
     layers = []

@@ -61,7 +61,7 @@ class BatchRenorm(_BatchNormBase):
     r and d. In evaluation this is batch norm.
 
     ``rmax`` and ``dmax`` are numbers, or functions of the number of batches seen so far (compiled, under function
-    transforms, or on another device than a CPU, of a tensor with that number, so that nobody has to wait for it); by
+    transforms, or on another device than a CPU, of a tensor with that number, which saves a synchronisation); by
     default the paper's: rmax from 1 at step 5,000 to 3 at 40,000, dmax from 0 at 5,000 to 5 at 25,000, so that it
     begins as batch norm. A short training wants shorter ramps: ``rmax=Ramp(100, 800, 1.0, 3.0)``. The momentum is the
     paper's 0.01. It keeps one thing that differs from the paper: the variance is averaged, not the deviation, as in

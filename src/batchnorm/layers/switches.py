@@ -201,8 +201,8 @@ class Switches(nn.Module):
     def _common(self, switch: str) -> Any:
         values = {name: getattr(layer, switch) for name, layer in self._inside().items()}
         if len(set(values.values())) > 1:
-            told = ", ".join(f"{value!r} in {name}" for name, value in values.items())
+            found = ", ".join(f"{value!r} in {name}" for name, value in values.items())
             raise BatchNormError(
-                f"{switch} is {told}", where=type(self).__name__, do="ask these layers, or set it here for all of them"
+                f"{switch} is {found}", where=type(self).__name__, do="ask these layers, or set it here for all of them"
             )
         return next(iter(values.values()))

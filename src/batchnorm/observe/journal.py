@@ -1,4 +1,4 @@
-"""Where the records of a run go: to every sink, one of which can be read again; what fails is left out, and said."""
+"""Write the records of a run to its sinks. A sink that raises is dropped with a warning, and the run continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = 1.0  # seconds for which logged values may wait to be written
 
 
 class Journal:
-    """The sinks of one run; a sink that raises is closed to the run, which goes on.
+    """The sinks of one run; a sink that raises is dropped, and the run continues.
 
     >>> journal = Journal([], RecordFile("watch", {"stack": ""}, ()), start=0)
     >>> journal.open()
@@ -26,7 +26,7 @@ class Journal:
     >>> [m.samples for m in journal.records().measurements]
     [(2.5,)]
 
-    ``failed`` names what was left out and why; step numbers are only for what is said of a failure.
+    ``failed`` names what was dropped and why; step numbers are only for these messages.
     """
 
     def __init__(self, sinks: list[Sink], header: RecordFile, start: int) -> None:

@@ -110,7 +110,7 @@ def sampled_places(count: int, most: int = SAMPLE) -> Tensor | None:
     (None, tensor([0, 7, 4, 1]))
 
     The steps between them are of the golden ratio of the whole, and share no divisor with it: every channel, row and
-    example gets its turn, and no value comes twice. Nothing is drawn at random, so nobody's random numbers change.
+    example gets its turn, and no value comes twice. Nothing is drawn at random, so no random generator is advanced.
     """
     if count <= most:
         return None

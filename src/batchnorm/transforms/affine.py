@@ -96,7 +96,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def _from_torch(module: nn.Module, name: str, homes: tuple[str, ...] = ("torch.nn.modules.",)) -> bool:
-    """Whether a method is torch's own, and neither a subclass nor somebody's patch replaced it."""
+    """Whether a method is torch's own, not replaced by a subclass or a patch."""
     if name in vars(module):
         return False
     home = next((kind.__module__ for kind in type(module).__mro__ if name in vars(kind)), homes[0])
@@ -131,9 +131,9 @@ def unfit(norm: Any) -> str:
     if isinstance(norm, OneDomain):
         return "it holds one domain of several, and another may be chosen"
     if isinstance(norm, _BatchNormBase) and norm.statistics == "batch":
-        return "it is told to use the batch's statistics"
+        return "it is set to use the batch's statistics"
     if isinstance(norm, _BatchNormBase) and norm.update:
-        return "it is told to update its statistics in evaluation too"
+        return "it is set to update its statistics in evaluation too"
     if norm.running_mean.dim() != 1:
         return "it has statistics for every time step"
     if is_parametrized(norm):
@@ -144,7 +144,7 @@ def unfit(norm: Any) -> str:
 
 
 def finish_of(norm: Any) -> nn.Module | None:
-    """Return what a BN layer of somebody's own class does after BN, if that is what its submodules do in turn.
+    """Return what a BN layer of a user's class does after BN, if that is to run its submodules in turn.
 
     >>> class BatchNormAct(nn.BatchNorm2d):
     ...     def __init__(self, channels):
@@ -157,7 +157,7 @@ def finish_of(norm: Any) -> nn.Module | None:
       (act): SiLU()
     )
 
-    Whether it is so is measured, in float64, on random numbers: nobody reads the class's source.
+    Whether it is so is measured, in float64, on random numbers: the class's source is not read.
     """
     children = dict(norm.named_children())
     if not children or "forward" in vars(norm):

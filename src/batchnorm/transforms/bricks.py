@@ -33,7 +33,7 @@ from batchnorm.transforms.synchronise import LAZY, alike, prepared, trial_batch,
 
 # Bricks with the statistics of batches: between them, gamma, beta and statistics are carried over as they are.
 OF_BATCHES = ("batch", "sync", "ghost", "renorm", "frozen", "masked")
-# Of these, every batch is treated alike in training too, as long as nobody else has a part in it.
+# Of these, every batch is treated alike in training too, as long as no other process has a part in it.
 ALIKE = ("batch", "sync", "masked")
 FROZEN = "it is frozen, and nothing of it is the batch's; unfreeze it first"
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
@@ -177,7 +177,7 @@ def _degenerate(channels: int, to: str, seen: SeenShape) -> str:
 
 
 def children_behind(layer: _BatchNorm) -> tuple[str, ...] | str:
-    """Return the children that a BN class of somebody's own runs behind the normalisation, or why that is not all.
+    """Return the children that a user's BN class runs behind the normalisation, or why that is not all.
 
     >>> class NormAct(nn.BatchNorm1d):
     ...     def __init__(self, channels):
@@ -196,7 +196,7 @@ def children_behind(layer: _BatchNorm) -> tuple[str, ...] | str:
     if type(layer) in _KINDS or isinstance(layer, _BatchNormBase):
         return ()
     names = [name for name, _ in layer.named_children()]
-    told = f"{type(layer).__name__} does something else than batch norm followed by the modules in it"
+    reason = f"{type(layer).__name__} does something else than batch norm followed by the modules in it"
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         for shape in trial_shapes(layer):
@@ -205,8 +205,8 @@ def children_behind(layer: _BatchNorm) -> tuple[str, ...] | str:
                     if _runs(layer, order, shape):
                         return tuple(order)
                 except Exception as error:
-                    told = f"{type(layer).__name__} could not be tried on a batch: {type(error).__name__}: {error}"
-    return told
+                    reason = f"{type(layer).__name__} could not be tried on a batch: {type(error).__name__}: {error}"
+    return reason
 
 
 def _runs(layer: _BatchNorm, order: list[str], shape: tuple[int, ...]) -> bool:
@@ -233,7 +233,7 @@ def build(
     (GroupNorm(4, 8, eps=0.1, affine=True...), [('groups', None, '4 of 2 channels, 32 values each')])
     """
     channels = channels_of(layer)
-    told: list[Any] = []
+    chosen: list[Any] = []
     given: dict[str, Any] = {"affine": affine}
     eps = getattr(layer, "eps", None)
     if eps is not None and to not in ("none", "dyt"):
@@ -257,9 +257,9 @@ def build(
         assert layer.running_var is not None
         size = float((layer.running_var.double() + layer.running_mean.double() ** 2).mean())
         given["alpha_start"] = 1 / math.sqrt(size + layer.eps)  # so that the tanh bends where BN's input is large
-        told = [("alpha", None, f"{given['alpha_start']:.3g}")]
+        chosen = [("alpha", None, f"{given['alpha_start']:.3g}")]
     if to == "none" and isinstance(layer, _BatchNorm):
-        told = [("statistics", "running", "in gamma and beta")]
+        chosen = [("statistics", "running", "in gamma and beta")]
     wished = options.get("groups")
     given |= {name: value for name, value in options.items() if name != "groups"}
     if to == "group":
@@ -267,14 +267,14 @@ def build(
         size = channels // groups
         values = "positions not known" if seen.positions is None else f"{size * seen.positions} values each"
         fewer = f" ({wished} wished)" if wished and groups != wished else ""
-        told = [("groups", None, f"{groups} of {size} channels, {values}{fewer}")]
+        chosen = [("groups", None, f"{groups} of {size} channels, {values}{fewer}")]
         given["groups"] = groups
     if to == "layer" and seen.dims == 0:
         seen = SeenShape(None, seen.positions)  # as one group: the same numbers, whatever is given to it later
     new: Any = make_norm(to, channels, _dims(layer, seen), **given)
     if getattr(new, "activation", None) == "none":
         new.activation = None
-    return new, told
+    return new, chosen
 
 
 def _dims(layer: nn.Module, seen: SeenShape) -> int | None:
@@ -384,9 +384,9 @@ def tensors_of(layer: nn.Module) -> tuple[str, str]:
     return learns, ", ".join(name for name, b in layer._buffers.items() if b is not None)
 
 
-def changes_of(path: str, before: tuple[str, str, str], layer: nn.Module, told: list[Any]) -> list[Change]:
+def changes_of(path: str, before: tuple[str, str, str], layer: nn.Module, chosen: list[Any]) -> list[Change]:
     """Say what became of a layer: its class, what was chosen, and what it learns and keeps where that changed."""
     after = (type(layer).__name__, *tensors_of(layer))
     named = zip(("class", "learns", "keeps"), before, after, strict=True)
     first, *more = [Change(path, what, old or "nothing", new or "nothing") for what, old, new in named]
-    return [first, *(Change(path, *each) for each in told), *(each for each in more if each.before != each.after)]
+    return [first, *(Change(path, *each) for each in chosen), *(each for each in more if each.before != each.after)]

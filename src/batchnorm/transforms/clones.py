@@ -43,7 +43,7 @@ class Moved(Finished):
 
 
 def clone_for(near: Neighbours, layer: nn.Module, calls: list[Call]) -> Clone | str:
-    """A copy for some calls of a layer, if the modules that make them are the only ones to, and have it by name.
+    """A copy for some calls of a layer, if only the modules that make them call the layer, and they hold it by name.
 
     That is so of a convolution that stands in several Sequentials: each can have its own.
     """
@@ -55,11 +55,11 @@ def clone_for(near: Neighbours, layer: nn.Module, calls: list[Call]) -> Clone | 
     for call in near.graph.of(layer):
         caller = near.graph.modules[call.scope]
         if caller not in names:
-            return "its calls cannot be told apart by who makes them"
+            return "its calls cannot be separated by calling module"
         asking.setdefault(caller, set()).add(call.index)
     callers = [caller for caller, made in asking.items() if made & mine]
     if any(asking[caller] - mine for caller in callers):
-        return "its calls cannot be told apart by who makes them"
+        return "its calls cannot be separated by calling module"
     places = tuple((caller, name) for caller in callers for name in names[caller])
     path = ".".join(filter(None, [calls[0].scope, places[0][1]]))
     return Clone(copy.deepcopy(layer), path, tuple(calls), places)
@@ -80,7 +80,7 @@ def norms_after(near: Neighbours, layer: nn.Module) -> dict[nn.Module, list[Call
             if graph.feeds_output(value):
                 return "the model returns what it makes"
             if len(readers) != 1:
-                return f"what it makes goes to {few(reader.name for reader in readers) or 'nobody'}"
+                return f"what it makes goes to {few(reader.name for reader in readers) or 'no layer'}"
             if value in graph.measured:
                 return "the model asks for the size of what it makes"
             reader = readers[0]

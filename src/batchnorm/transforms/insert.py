@@ -89,7 +89,7 @@ def insert(
     report: layers called several times, a norm that is there already. Behind a linear layer over the last axis of a
     sequence the features are the channels, and every position is a row of the batch, padding included.
 
-    A forward that somebody wrote cannot be changed, so the layer itself becomes one that is followed by a norm (see
+    A model's forward cannot be changed, so the layer itself becomes one that is followed by a norm (see
     `batchnorm.layers.normed.Normed`): the same object and class, the same keys, and the norm's under ``<name>.norm``.
     `fold` takes it away again, unless the layer's class has a forward of its own.
 

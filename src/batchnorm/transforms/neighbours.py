@@ -211,7 +211,7 @@ def main(call: Call) -> int | None:
 
 
 def finishes(norm: nn.Module, calls: list[Call]) -> bool:
-    """Whether more than BN happens in a layer: an activation, a residual, submodules of a class of somebody's own."""
+    """Whether more than BN happens in a layer: an activation, a residual, submodules of a user's class."""
     if isinstance(norm, _BatchNormBase) and (norm.activation or any(len(call.arguments) > 1 for call in calls)):
         return True
     return any(type(child) is not nn.Identity for child in norm.children())  # also of a class that was converted

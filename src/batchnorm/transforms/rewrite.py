@@ -153,7 +153,7 @@ def _attribute_names(kind: type[nn.Module]) -> set[str]:
 
 
 class _Tracer(fx.Tracer):
-    """Looks into a module's own forward and nowhere else, but for the Sequentials that it is told of."""
+    """Looks into a module's own forward and nowhere else, except for the Sequentials to inline."""
 
     def __init__(self, inline: frozenset[str]) -> None:
         super().__init__()

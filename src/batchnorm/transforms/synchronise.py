@@ -200,15 +200,15 @@ def _tried(layer: _BatchNorm) -> str:
     name = type(layer).__name__
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        told = ""
+        problem = ""
         for shape in trial_shapes(layer):
             try:
-                told = _tried_on(layer, shape)
+                problem = _tried_on(layer, shape)
             except Exception as error:
-                told = f"{name} could not be tried on a batch: {type(error).__name__}: {error}"
-            if not told:
+                problem = f"{name} could not be tried on a batch: {type(error).__name__}: {error}"
+            if not problem:
                 return ""
-        return told
+        return problem
 
 
 def trial_shapes(layer: _BatchNorm) -> tuple[tuple[int, ...], ...]:

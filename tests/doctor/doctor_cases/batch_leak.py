@@ -80,5 +80,5 @@ HEALTHY_RUNS = {
     "shuffled": lambda monitor: train(monitor, data(shuffled, examples=1536)),
     "balanced": lambda monitor: train(monitor, data(balanced, examples=1536)),
     "classes that do not differ": lambda monitor: train(monitor, data(in_order, apart=0.0, examples=1536)),
-    "not told": lambda monitor: train(monitor, data(in_order, examples=1536), tell=False),
+    "no labels": lambda monitor: train(monitor, data(in_order, examples=1536), tell=False),
 }

@@ -1,4 +1,4 @@
-"""Runs that come from somebody else, or were damaged: named in one sentence, left alone, and no other run suffers."""
+"""Untrusted or damaged runs: named in one sentence, left alone, and no other run is affected."""
 
 import dataclasses
 import json

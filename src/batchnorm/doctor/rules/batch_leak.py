@@ -161,7 +161,7 @@ def _judge(
 
 
 class _Watcher(Watcher):
-    """First counts the classes that it is told; only where they are grouped it looks at numbers.
+    """Counts the classes of the batches; only where they are grouped it reads activations.
 
     A sorted data set has many batches of one class in a row, so after looking in vain it looks at every second batch,
     then at every fourth, and so on, keeping half of what it has.

@@ -226,7 +226,7 @@ def _off(subject: Subject, layer: _NormBase, numbers: dict[str, Any]) -> str:
 def _untracked(path: str, layer: _NormBase, subject: Subject, numbers: dict[str, Any]) -> Iterator[Finding]:
     """A layer built without statistics, of which a single example is one value per channel."""
     if isinstance(layer, _BatchNormBase) and layer.statistics == "batch":
-        return  # somebody said so
+        return  # set on purpose
     for x in _inputs(subject, layer):
         if x.shape[0] > 2 and x.shape[2:].numel() == 1:
             with torch.no_grad():

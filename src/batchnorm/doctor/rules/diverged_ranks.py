@@ -75,13 +75,13 @@ REPAIR = 'bn.convert(model, "sync") before training; now bn.calibrate with proce
 
 
 def look(subject: Subject) -> Iterator[Finding]:
-    """Compare everybody's statistics with those of all together."""
+    """Compare the statistics of each rank with those of all ranks together."""
     norms = [norm for norm in subject.norms if _flat(norm)]
     ranks = members(subject.process_group)
     for norm, parts in zip(norms, _of_all(norms, subject.process_group), strict=True):
         off, apart = distance(parts.mean, parts.var, *merged(parts)[1:], norm.eps)
         lost = ~(off.isfinite() & apart.isfinite())
-        if bool(lost.all()):  # nobody has statistics that could be compared, or all were merged with such
+        if bool(lost.all()):  # no rank has statistics to compare, or all were merged with bad ones
             lost = ~(parts.mean.isfinite().all(1) & parts.var.isfinite().all(1))
             if not bool(lost.any()) or bool(lost.all()):
                 continue

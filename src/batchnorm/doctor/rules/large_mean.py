@@ -7,7 +7,7 @@ the layer's arithmetic on what the layer is given, in float32 and in float64, an
 ## Why is this bad?
 The variance is a small difference of large numbers: written as E[x^2] - E[x]^2 it can come out negative, and in other
 ways it loses digits too. Normalised values are then off, in all channels that have such a mean (depth maps in
-millimetres, time stamps, prices, intensities that nobody centred). Squares of values above 1e19 are infinite, and the
+millimetres, time stamps, prices, intensities that were not centred). Squares of values above 1e19 are infinite, and the
 layer's output is 0. Our layers accumulate in double precision.
 
 ## Example

@@ -59,14 +59,14 @@ _REPAIR = "bn.convert(model, 'sync') keeps what a class does; convert the model 
 
 def look(subject: Subject) -> Iterator[Finding]:
     """Compare with the model before; or look for what torch's conversion leaves, or would lose."""
-    told: set[str] = set()
+    reported: set[str] = set()
     if subject.before is not None:
         for finding in _compared(subject, subject.before):
-            told.add(finding.path)
+            reported.add(finding.path)
             yield finding
     syncing = subject.process_group is not None or any(isinstance(m, nn.SyncBatchNorm) for _, m in subject.layers)
     for path, layer in subject.layers:
-        if path in told:
+        if path in reported:
             continue
         dead = _uncalled(layer)
         if dead:
@@ -134,7 +134,7 @@ def _tensors(layer: nn.Module) -> dict[str, Tensor]:
 
 
 def _difference(was: _BatchNorm, now: _BatchNorm, x: Tensor | None) -> float:
-    """By how much two layers differ that have the same tensors: in evaluation, and in training if nobody is waiting."""
+    """How much two layers with the same tensors differ in evaluation, and in training if in one process."""
     first, second = _alone(was), _alone(now)
     mine = _tensors(first)
     with torch.no_grad():

@@ -109,7 +109,7 @@ def _found(norm: Norm, low: dict[str, Tensor]) -> Finding:
 
 
 def _takes_both(layer: _BatchNorm, dtype: torch.dtype) -> bool:
-    """Whether a layer in float32 takes and gives half precision, in both modes if nobody else is in it."""
+    """Whether a layer in float32 takes and gives half precision, in both modes if in one process."""
     if any(t.is_meta for t in [*layer.parameters(), *layer.buffers()]):
         return False
     group: Any = vars(layer).get("process_group")

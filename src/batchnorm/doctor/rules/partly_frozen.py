@@ -19,7 +19,7 @@ frozen on purpose (of new ones BN202 speaks).
 ## Why is this bad?
 ``requires_grad = False`` does not reach buffers: the "frozen" backbone normalises with batch statistics, and its
 running ones drift to the new data, so that it gives other features after training than before. ``layer.eval()`` stops
-that until the next ``model.train()``, which sets the mode of every module. And where nobody calls ``model.train()``
+that until the next ``model.train()``, which sets the mode of every module. And if ``model.train()`` is not called
 after a validation, the running statistics are those of weights that are long gone, and dropout is off.
 
 ## Example
@@ -88,7 +88,7 @@ STEPS = 2  # of which a layer has to be frozen before its thaw counts: loops tha
 def look(subject: Subject) -> Iterator[Finding]:
     """Look at modes and gradients, and at what ``train()`` makes of the modes."""
     model = subject.net
-    if not model.training:  # nobody trains it now: what learns then is not known
+    if not model.training:  # not in training: which parameters will learn is unknown
         return
     modes = {path: layer.training for path, layer in subject.layers}
     with untouched(model):
@@ -160,7 +160,7 @@ def _count(layer: _BatchNorm) -> int:
 
 
 class _Forgotten:
-    """Follows a model that was put into evaluation mode, and in which nobody called ``train()`` again."""
+    """Follows a model that was put into evaluation mode, and not back into training mode."""
 
     def __init__(self) -> None:
         self.trains: set[str] = set()  # layers that began in training mode, or whose statistics moved in a step

@@ -87,7 +87,7 @@ def look(subject: Subject) -> Iterator[Finding]:
 
 
 def _last(loader: DataLoader[Any]) -> tuple[int, int, int] | None:
-    """How many examples there are, how large batches are, and how large the last one is; None if nobody can tell."""
+    """How many examples there are, how large batches are, and how large the last one is; None if unknown."""
     sampler = loader.batch_sampler
     if type(sampler) is not BatchSampler or loader.batch_size is None or loader.drop_last:
         return None
@@ -116,7 +116,7 @@ def _refuses(layer: _BatchNorm) -> bool:
 
 
 class _Watcher(Watcher):
-    """Torch's layer raises before any hook after it could speak, so this is said when the layer is about to run."""
+    """Report before the layer runs: torch's layer raises, and a forward hook would not be called."""
 
     def on_input(
         self, run: TrainingRun, path: str, layer: _BatchNorm, x: Tensor, mask: Tensor | None

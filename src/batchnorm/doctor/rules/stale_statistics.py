@@ -61,7 +61,7 @@ from batchnorm.doctor.subject import Norm, Subject, measured
 from batchnorm.errors import BatchNormError
 from batchnorm.records import Finding, Report
 
-NEAR = 2.0  # sampling errors: a layer that is nearer to the data's statistics cannot be told from exact ones
+NEAR = 2.0  # sampling errors: a layer that is nearer to the data's statistics is as good as exact
 Gap = tuple[Norm, tuple[float, float]]
 
 

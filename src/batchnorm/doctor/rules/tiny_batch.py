@@ -2,9 +2,10 @@
 
 ## What it does
 Measures how far the mean of a batch lies from that of the data, in standard deviations, at every BN layer that
-normalises with batches of fewer than 16 examples. If it is as noisy as the mean of fewer than 8 independent values, it
-is said. The positions of an image or a sequence count as what they are worth: neighbours are alike, so a map of a
-thousand pixels may tell no more than two values would. While training runs, the same is measured within the batches.
+normalises with batches of fewer than 16 examples. It is
+reported if it is as noisy as the mean of fewer than 8 independent values. The positions of an image or a sequence are
+not independent: neighbours are alike, so a map of a thousand pixels may count as little as two values. While
+training runs, the same is measured within the batches.
 
 ## Why is this bad?
 Every example is normalised with the noise of its neighbours: training is slow and unstable, and the running statistics,
@@ -159,7 +160,7 @@ class _Watcher(Watcher):
 
 
 def _noise(seen: Pass, groups: int) -> float | None:
-    """The variance of a batch's mean as a share of that of its values, over channels; None if it cannot be told."""
+    """The variance of a batch's mean as a share of that of its values, over channels; None if unknown."""
     x, layer = seen.x.detach(), seen.layer
     examples = x.shape[0] // groups
     if examples > 1:

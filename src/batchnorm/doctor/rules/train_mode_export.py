@@ -1,7 +1,7 @@
 """A model that is exported while BN uses the statistics of the batch.
 
 ## What it does
-Told that the model is to be exported (``bn.check(model, purpose="export")``), it finds BN layers that would normalise
+With ``bn.check(model, purpose="export")`` it finds BN layers that would normalise
 with the batch: in training mode, or in evaluation mode but without running statistics. It also finds the training
 arithmetic in a program that ``torch.export`` has written already, and, under ``bn.monitor``, sees the export happen.
 
@@ -12,7 +12,7 @@ constants, accuracy falls, and exporters either warn, fail, or write operators t
 
 ## Example
 ```python
-torch.onnx.export(model, x, "model.onnx")  # nobody called model.eval()
+torch.onnx.export(model, x, "model.onnx")  # without model.eval()
 ```
 
 ## Use instead

@@ -1,4 +1,4 @@
-"""Validation in training mode: running statistics learn from data that nobody trains on.
+"""Validation in training mode: running statistics learn from data that is not trained on.
 
 ## What it does
 Notices that running statistics move in a call of the model without gradients, in a run that also trains. Calls that are
@@ -12,7 +12,7 @@ batch or two that the loop leaves out (a loss that is not finite) is not reporte
 with gradients on is not seen.
 
 ## Why is this bad?
-Somebody forgot ``model.eval()``. The validation loss is that of batch statistics (each example sees the others, and the
+``model.eval()`` was forgotten. The validation loss is that of batch statistics (each example sees the others, and the
 figure depends on the batch size), dropout is on, and the running statistics learn from the validation data: the
 test set leaks into the model.
 
@@ -54,7 +54,7 @@ from batchnorm.layers.switches import uses
 from batchnorm.records import Finding
 
 NEVER = -2
-IN_A_ROW = 3  # calls that nobody trains on: fewer may be batches that the loop left out
+IN_A_ROW = 3  # calls without a backward pass: fewer may be batches that the loop skipped
 REPAIR = "call model.eval() first, and model.train() after; or `with bn.no_update(model):` if it is meant"
 
 
@@ -130,7 +130,7 @@ class _Watcher(Watcher):
         self.bare[path] = before, seen.turn
         count = seen.layer.num_batches_tracked
         if count is not None and int(count) < self.trained[path]:
-            self.trained[path] = 0  # somebody has reset the statistics, and measures them anew
+            self.trained[path] = 0  # the statistics were reset and are being recomputed
         more = self.guesses.setdefault(path, _Bare()).one_more(seen.turn)
         # What happens in the first step, or in one after the other, is part of the training, unless it is far more.
         if self.trained[path] and seen.turn and (before < seen.turn - 1 or more):

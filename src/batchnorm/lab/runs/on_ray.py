@@ -131,7 +131,7 @@ def check_answers(on: str, address: str) -> None:
 
 
 def check_shared(ray: Any, affinity: Any, root: Path) -> None:
-    """Refuse a store that a node of the cluster does not see: its runs would be written where nobody finds them."""
+    """Refuse a store that a node of the cluster does not see: its runs would be written where they cannot be found."""
     marker = root / f".seen-{secrets.token_hex(8)}"
     write_atomically(marker, "")
     try:
