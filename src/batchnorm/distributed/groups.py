@@ -1,4 +1,4 @@
-"""Which processes share a batch: a process group as a layer holds it, its members, how long it waits."""
+"""Process groups as layers hold them: the members, and the timeout."""
 
 from __future__ import annotations
 

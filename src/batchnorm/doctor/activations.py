@@ -1,4 +1,4 @@
-"""Nonlinearities as they run: how much of a signal comes out of them, and which of them feed a layer with weights."""
+"""Record nonlinearities as they run: how much signal they pass on, and which of them feed a layer with weights."""
 
 from __future__ import annotations
 

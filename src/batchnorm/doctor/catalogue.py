@@ -1,6 +1,6 @@
-"""The one table of rules, and what is written about each: a line here and a file in ``rules/`` make a rule.
+"""The table of rules and their texts: a line here and a file in ``rules/`` make a rule.
 
-Nothing of the rules is imported, nor torch: the pages come from their source.
+Imports neither the rules nor torch: the pages are read from the source files.
 """
 
 from __future__ import annotations

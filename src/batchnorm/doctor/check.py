@@ -1,4 +1,4 @@
-"""``check``: every rule that can look at what was given, once; the model is left as it was."""
+"""``check``: run every rule that has the inputs it needs; the model is left as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a project says about its checks: ``[tool.batchnorm]`` in its pyproject.toml."""
+"""The settings of a project's checks: ``[tool.batchnorm]`` in its pyproject.toml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many rules could look at what was given, and what would let more look."""
+"""How many rules could run with the given inputs, and which inputs would let more run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check or a monitored run came to: findings in order, and the rules that could not look."""
+"""The result of a check or a monitored run: findings in order, and the rules that could not run."""
 
 from __future__ import annotations
 

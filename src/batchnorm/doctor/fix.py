@@ -1,4 +1,4 @@
-"""``fix``: repair what was found, through the transforms, on a copy."""
+"""``fix``: repair findings on a copy of the model, through the transforms."""
 
 from __future__ import annotations
 

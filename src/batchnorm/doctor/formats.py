@@ -1,4 +1,4 @@
-"""Findings for machines and for pipes: text, JSON, SARIF 2.1.0, and the annotations of GitHub's workflows."""
+"""Findings as text, JSON, SARIF 2.1.0, or annotations of GitHub's workflows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far running statistics are from exact ones, how far that is too far, and what it does to a model's outputs."""
+"""How far running statistics are from exact ones, which limits apply, and the effect on a model's outputs."""
 
 from __future__ import annotations
 

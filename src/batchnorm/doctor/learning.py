@@ -1,4 +1,4 @@
-"""Which parameters of a model learn, which parts of it are copies of others, and which say that they are frozen."""
+"""Which parameters of a model are trained, which modules are copies of others, and which claim to be frozen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``monitor``: the rules that look on while training runs, through hooks that are gone afterwards."""
+"""``monitor``: run rules during training, through hooks that are removed afterwards."""
 
 from __future__ import annotations
 

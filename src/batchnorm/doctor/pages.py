@@ -1,4 +1,4 @@
-"""The pages of the rules, made from their docstrings: for ``batchnorm explain`` and for docs/rules.
+"""The rules' pages for ``batchnorm explain`` and docs/rules, made from their docstrings.
 
 ``python -m batchnorm.doctor.pages`` writes docs/rules.md and docs/rules/; ``--check`` says whether they are what the
 code gives now.

@@ -1,4 +1,4 @@
-"""Findings for the eye: on a terminal and in a notebook. Whatever a module is called, its name is shown literally."""
+"""Findings on a terminal and in a notebook; names of modules are shown literally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The repair of wrong running statistics: measure those of some layers anew, on the data."""
+"""Repair wrong running statistics: recompute those of some layers from the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule is: a code, a name, what it needs, how it looks, how it is repaired."""
+"""The definition of a rule: code, name, inputs, check and repair."""
 
 from __future__ import annotations
 

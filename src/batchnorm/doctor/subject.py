@@ -1,4 +1,4 @@
-"""What the doctor looks at: a model or a checkpoint, and whatever else was given; facts are found once and kept."""
+"""The subject of a check: a model or checkpoint with the other inputs. Derived facts are computed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The signal in a notebook: tables with small drawings as inline SVG, every name escaped, light and dark alike."""
+"""Watched runs in a notebook: tables with small inline SVG drawings, for light and dark pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model is looked at. The rule is in ``places``."""
+"""Select the layers to observe; `places` has the rule."""
 
 from __future__ import annotations
 

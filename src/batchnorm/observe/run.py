@@ -1,4 +1,4 @@
-"""A training run that is watched: when to look, and what to read."""
+"""A training run under ``watch``: when to sample, and what to record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where records go: memory, a file of lines, TensorBoard."""
+"""Sinks for records: memory, a file of lines, TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a quantity is measured of: a signal on its way through a layer, or the weights of one."""
+"""The inputs of quantities: the signal of a layer, or its weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``watch``: the signal of a network while it trains, sampled, through hooks that are there only in those steps."""
+"""``watch``: sample the signals of a network while it trains, with hooks only in the sampled steps."""
 
 from __future__ import annotations
 

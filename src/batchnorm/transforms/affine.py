@@ -1,4 +1,4 @@
-"""BN with fixed statistics as ``scale * x + shift``, and how convolutions and linear layers take that up."""
+"""BN with fixed statistics as ``scale * x + shift``, and merging that into convolutions and linear layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``convert`` knows of single layers: which brick a norm is, and how it becomes another, as the same object."""
+"""Single layers for ``convert``: which brick (kind of norm) a layer is, and changing it in place into another."""
 
 from __future__ import annotations
 

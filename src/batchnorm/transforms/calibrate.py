@@ -1,4 +1,4 @@
-"""``calibrate``: lines 8 to 10 of Algorithm 2. The exact statistics of a population take the place of an average."""
+"""``calibrate``: recompute the running statistics exactly from data (lines 8 to 10 of Algorithm 2)."""
 
 from __future__ import annotations
 

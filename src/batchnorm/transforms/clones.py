@@ -1,4 +1,4 @@
-"""A layer that is called at several places, each before a BN layer of its own: who gets which copy of it."""
+"""Copies of a layer that is called at several places, each before a BN layer of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``convert``: the norms of a model become other bricks, with gamma, beta, eps and all that is theirs."""
+"""``convert``: change the norms of a model into other kinds, keeping gamma, beta, eps and statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``drop_bias``: a bias in front of BN does nothing, because the mean is subtracted. It is taken away."""
+"""``drop_bias``: remove biases in front of BN, which have no effect because the mean is subtracted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The middle of ``convert``: layer after layer, what becomes of it, or why nothing does."""
+"""The main loop of ``convert``: change each layer, or record why it is left alone."""
 
 from __future__ import annotations
 

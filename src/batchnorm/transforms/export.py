@@ -1,4 +1,4 @@
-"""``export``: fold, then write the network as ONNX or as torch's own exported program, and check what was written."""
+"""``export``: fold, write the network as ONNX or as a `torch.export` program, and verify the file."""
 
 from __future__ import annotations
 

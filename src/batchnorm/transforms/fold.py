@@ -1,4 +1,4 @@
-"""``fold``: Algorithm 2's last lines. BN layers disappear into the linear layers beside them."""
+"""``fold``: merge BN layers into the linear layers next to them (the last lines of Algorithm 2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``freeze`` and ``unfreeze``: make the BN layers of a model constant, whatever ``train()`` says, and back again."""
+"""``freeze`` and ``unfreeze``: make the BN layers of a model constant, whatever ``train()`` sets, and undo it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other half of a certificate, for verbs after which training goes on: the same gradients and statistics."""
+"""Compare gradients and statistics before and after a verb whose result is trained further."""
 
 from __future__ import annotations
 

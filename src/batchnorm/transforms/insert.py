@@ -1,4 +1,4 @@
-"""``insert``: line 1 to 5 of Algorithm 2. A network without BN becomes one with it."""
+"""``insert``: add BN to a network without it (lines 1 to 5 of Algorithm 2)."""
 
 from __future__ import annotations
 

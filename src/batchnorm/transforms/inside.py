@@ -1,4 +1,4 @@
-"""What ``fuse`` does with BN classes that run an activation inside, as timm's: ours, with the activation in it."""
+"""``fuse`` for BN classes that contain an activation, such as timm's: replace them by ours with ``activation=``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warn when an optimizer goes on with the parameters of a model of which a verb returned a changed copy."""
+"""Warn when an optimizer still holds the parameters of a model after a verb returned a changed copy of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calibrated match: gamma and beta that give a converted norm the means and variances that the old one gave."""
+"""Set gamma and beta of a converted norm so that its output has the means and variances of the old one's."""
 
 from __future__ import annotations
 

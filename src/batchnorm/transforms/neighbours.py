@@ -1,4 +1,4 @@
-"""Which linear layers stand before and after a BN layer, so that they can take up its scale and shift."""
+"""Find the linear layers before and after a BN layer that can absorb its scale and shift."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scale and a shift of the channels pass through unchanged: pooling, upsampling, reshaping, cat, sums.
+"""Operations that a scale and shift of the channels can be moved across: pooling, upsampling, reshaping, cat, sums.
 
 BN is ``scale * x + shift`` for every channel, axis 1. Where ``f(scale * x + shift)`` is ``scale * f(x) + shift``, it
 may as well stand on the other side of ``f``, and so reach a convolution or a linear layer there.

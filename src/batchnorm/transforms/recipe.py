@@ -1,4 +1,4 @@
-"""``recipe``: what else section 4.2.1 of the paper changed, so that a network with BN trains as fast as it can."""
+"""``recipe``: the other changes of section 4.2.1 of the paper, with which a network with BN trains faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module's forward, traced by torch.fx and written anew with fused layers; the module stays what it was.
+"""Trace a module's forward by torch.fx and rewrite it with fused layers; the module object stays the same.
 
 The new code runs with the module's own submodules and parameters: only its class is exchanged for a subclass with
 another ``forward``. So ``state_dict``, ``isinstance``, hooks, ``deepcopy`` and ``pickle`` go on as before.

@@ -1,4 +1,4 @@
-"""What ``convert`` does for "sync" and back: a layer's class gets a subclass that synchronises what it computes."""
+"""Convert layers to "sync" and back: a layer's class gets a subclass that synchronises its statistics."""
 
 from __future__ import annotations
 

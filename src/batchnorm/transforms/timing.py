@@ -1,4 +1,4 @@
-"""Several ways to run a model, timed in turn: the times, which way is fastest beyond noise, and the report of it."""
+"""Time several ways to run a model in turn, and report which is fastest beyond noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The certificate of a verb: the same outputs, before and after, on the example and on random inputs like it."""
+"""The certificate of a verb: equal outputs before and after, on the example and on random inputs like it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``probe.margin``: how far an input must be moved before the network calls it something else."""
+"""``probe.margin``: how far an input must be moved before the network predicts another class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the results of all probes share: their picture and their numbers, on a terminal, in a notebook and on a page."""
+"""Base of the probes' results: picture and numbers, on a terminal, in a notebook and on a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What probes share: a model's parameters as one vector, the gradient there, and steps that are taken back."""
+"""Shared by probes: a model's parameters as one vector, the gradient there, and steps that are undone."""
 
 from __future__ import annotations
 
