@@ -27,12 +27,10 @@ def check_model(model: Any, where: str) -> None:
 
     >>> check_model(nn.Linear, "fuse")
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: fuse: the model is the class Linear; call it, and give what it makes
+    batchnorm.errors.BatchNormError: fuse: the model is the class Linear; call it, and give the result
     """
     if isinstance(model, type):
-        raise BatchNormError(
-            f"the model is the class {model.__name__}", where=where, do="call it, and give what it makes"
-        )
+        raise BatchNormError(f"the model is the class {model.__name__}", where=where, do="call it, and give the result")
     if not isinstance(model, nn.Module):
         raise BatchNormError(
             f"the model is a {type(model).__name__}", where=where, do="give an nn.Module as the first argument"

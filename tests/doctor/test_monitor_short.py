@@ -161,4 +161,4 @@ def test_an_ordinary_run_lacks_only_what_it_was_not_told_and_a_rule_that_broke_i
             model(x).square().mean().backward()
             optimizer.step()
     assert run.findings.skipped == {"BN305": COPIES, "BN306": LABELS}
-    assert "could not look" not in repr(run)
+    assert "could not run" not in repr(run)

@@ -56,7 +56,7 @@ def test_what_is_held_back_has_its_reason(make, reason):
     assert reason in findings.skipped["BN201"]
     drawn = "\n".join(summarise_skipped(findings.skipped))
     assert reason in " ".join(drawn.split())
-    assert "could not look" not in drawn
+    assert "could not run" not in drawn
 
 
 def test_what_is_held_back_after_compression_has_its_reason():

@@ -142,7 +142,7 @@ def test_a_copy_of_the_model_is_not_watched():
         ({"every": 2.5}, "every is 2.5"),
         ({"bins": 0}, "bins is 0"),
         ({"start": -1}, "start is -1; give a whole number from 0 up"),
-        ({"quantities": ["mood"]}, "'mood' is no quantity; use any of histogram"),
+        ({"quantities": ["mood"]}, "'mood' is not a quantity; use any of histogram"),
         ({"layers": "conv*"}, r"no layer fits 'conv\*'"),
         ({"layers": []}, "layers selects nothing"),
         ({"layers": [3]}, "layers has 3 in it"),

@@ -255,7 +255,7 @@ def test_what_is_left_has_its_reason():
     assert report.paths == ("ghost",)
     message = {
         "lazy": "does not know its channels", "frozen": "unfreeze it first", "steps": "for every time step",
-        "group": "a GroupNorm is no batch norm: name it in where=", "masked": "it is called with a mask",
+        "group": "a GroupNorm is not a batch norm: name it in where=", "masked": "it is called with a mask",
         "domains.domain_source": "a part of a DomainBatchNorm", "tied": "computed from others",
     }  # fmt: skip
     for path, words in message.items():

@@ -58,9 +58,9 @@ def test_by_default_before_each_nonlinearity():
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert report.paths == DEFAULT
     assert dict(report.left) == {
-        "skip": "no nonlinearity follows: what it makes goes to add",
+        "skip": "no nonlinearity follows: its output goes to add",
         "shared": "it is called 2 times, and each place would need a norm of its own",
-        "out": "no nonlinearity follows: the model returns what it makes",
+        "out": "no nonlinearity follows: the model returns its output",
     }
     assert report.certificate is None
     assert isinstance(normed.conv1.norm, bn.BatchNorm2d)

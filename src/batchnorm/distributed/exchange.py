@@ -148,9 +148,11 @@ def _lost(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: CallLedg
         return ending(answer, ours)
     fate = membership.fate(rank)
     if fate == "gone" and answer and (passed := passed_in(answer, ours)):
-        return f"did not arrive: {passed}; since then {process} has ended without a word"
+        return f"did not arrive: {passed}; since then {process} has ended without an error message"
     if fate == "gone":
-        return f"is gone: {process} has ended" + (" without a word (killed, or out of memory)" * (answers is not None))
+        return f"is gone: {process} has ended" + (
+            " without an error message (killed, or out of memory)" * (answers is not None)
+        )
     if fate == "stopped" and not answer:
         return f"is stopped: {process} (a debugger, or SIGSTOP; kill -CONT lets it go on)"
     return ""

@@ -54,7 +54,7 @@ def check(
     batch)`` can take; a DataLoader too), ``optimizer`` one or several (or wrappers of them), ``before`` the model
     before it was converted, pruned or folded by another tool, ``process_group`` the ranks that train it together (every
     one of them calls this), ``purpose="export"`` that it is to be exported next. ``findings.skipped`` says which rules
-    could not look and what they lack, and which held a result back and why. Rules that look on while training runs are
+    could not run and what they lack, and which held a result back and why. Rules that look on while training runs are
     in `batchnorm.monitor`.
     """
     rules = chosen(select, ignore)
@@ -102,7 +102,7 @@ def check(
 
 
 def _looked(subject: Subject, rules: Mapping[str, Rule]) -> Findings:
-    """Let every rule look that can."""
+    """Run every rule that has its inputs."""
     found: list[Finding] = []
     skipped: dict[str, str] = {}
     failed: dict[str, str] = {}
@@ -129,7 +129,7 @@ def _looked(subject: Subject, rules: Mapping[str, Rule]) -> Findings:
 
 
 def _check_batches(subject: Subject) -> None:
-    """Rules broke: if that is because the model does not take a batch, say that, for it is no fault of the rules."""
+    """After rules raised: raise an error that says so if the cause is that the model does not accept a batch."""
     for number, batch in enumerate(subject.batches, 1):
         with untouched(subject.net), torch.no_grad():
             try:
@@ -143,7 +143,7 @@ def _check_batches(subject: Subject) -> None:
 
 
 def check_tree(model: nn.Module, where: str) -> None:
-    """Refuse a model in which a module is inside itself: torch's own ``eval()`` and ``state_dict()`` never end on it.
+    """Raise if a module contains itself: torch's own ``eval()`` and ``state_dict()`` never end on such a model.
 
     >>> model = nn.Sequential(nn.ReLU())
     >>> model.up = model

@@ -149,7 +149,7 @@ def _words(given: list[str] | None, option: str) -> tuple[str, ...]:
 
 
 def _check_options(fix: bool, unsafe_fixes: bool, out: str, force: bool, batch_size: int, max_batches: int) -> None:
-    """Refuse what does not go together, before anything is loaded."""
+    """Raise on options that exclude each other, before anything is loaded."""
     if fix and not out:
         raise BatchNormError("--fix changes no file of yours", do="say where the repaired weights go: --out fixed.pt")
     for option, given in (("--out", out), ("--unsafe-fixes", unsafe_fixes)):
@@ -251,7 +251,7 @@ def _optimizer(spec: str, model: nn.Module) -> Any:
 def _examine(
     subject: Any, arguments: dict[str, Any], settings: config.Settings, unsafe: bool, out: str
 ) -> tuple[Findings, int, Report | None]:
-    """Check; with somewhere to write, repair and check again: what counts is what is left.
+    """Check; with a file to write, repair and check again, and return the remaining findings.
 
     Returns the findings, how many more are ignored in their modules, and the report of the repairs.
     """
@@ -270,7 +270,7 @@ def _examine(
 
 
 def _keys(old: nn.Module, new: nn.Module) -> str:
-    """Say how the keys changed, because the code that makes the model has to follow."""
+    """Describe how the keys changed, because the code that makes the model has to be changed as well."""
     before, after = old.state_dict(), new.state_dict()
     words = [
         f"{len(names)} {'key is' if len(names) == 1 else 'keys are'} {what} ({', '.join(names[:3])}"

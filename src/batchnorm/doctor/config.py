@@ -20,7 +20,7 @@ KEYS = ("select", "ignore", "fail-on", "format", "per-module-ignores")
 
 @dataclass(frozen=True)
 class Settings:
-    """Which rules look, what fails, and how it is written.
+    """The selected rules, the severity that fails, and the output format.
 
     >>> Settings().fail_on
     'warning'
@@ -120,7 +120,7 @@ def _words(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 
 
 def check_rules(words: list[str] | tuple[str, ...], where: str) -> None:
-    """Refuse a word that stands for no rule, and say where it was written.
+    """Raise if a word names no rule, with the place where it was written.
 
     >>> check_rules(["BN999"], "--select")
     Traceback (most recent call last):
@@ -136,7 +136,7 @@ BN109 low-precision-statistics?
 
 
 def one_of(given: Any, known: tuple[str, ...], what: str, where: str = "") -> str:
-    """Return a word that is one of those known, or say which they are.
+    """Return the word if it is one of those known; else raise an error that lists them.
 
     >>> one_of("warnings", FAIL_ON, "--fail-on")
     Traceback (most recent call last):

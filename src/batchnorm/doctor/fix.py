@@ -96,7 +96,7 @@ def _repair(model: nn.Module, repair: Repair, wanted: list[Finding], unsafe: boo
         reparable = [f for f in own if rule.fix and (f.fix == "safe" or (unsafe and f.fix == "unsafe"))]
         for finding in own:
             if finding not in reparable:
-                why = "its repair is not safe (unsafe=True)" if finding.fix == "unsafe" else "no repair by machine"
+                why = "its repair is not safe (unsafe=True)" if finding.fix == "unsafe" else "no automatic repair"
                 _leave(left, finding.path, f"{code}: {why}: {finding.repair}")
         if reparable:
             assert rule.fix is not None

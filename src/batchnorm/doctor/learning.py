@@ -137,7 +137,7 @@ def first_values(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Flag:
-    """A module that says of itself that its norms are frozen."""
+    """A module with an attribute that claims that its norms are frozen."""
 
     path: str
     attribute: str

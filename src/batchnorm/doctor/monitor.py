@@ -28,7 +28,7 @@ def monitor(
     ignore: Iterable[str] = (),
     warn: bool = True,
 ) -> MonitoredRun:
-    """Look on while a model trains: ``with monitor(model, optimizer) as run:`` around any loop.
+    """Check a model while it trains: ``with monitor(model, optimizer) as run:`` around any loop.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))

@@ -26,7 +26,7 @@ GROUPS = {
 FIXES = {
     "safe": "safe (`batchnorm check --fix`, `bn.fix`)",
     "unsafe": "unsafe (`batchnorm check --fix --unsafe-fixes`, `bn.fix(unsafe=True)`)",
-    "none": "none by machine",
+    "none": "no automatic fix",
 }
 MAKE = "python -m batchnorm.doctor.pages"
 

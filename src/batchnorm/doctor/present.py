@@ -29,7 +29,7 @@ OPTIONS = {
 
 
 class Shown(Protocol):
-    """What is shown of findings; `batchnorm.doctor.findings.Findings` has it."""
+    """The part of `batchnorm.doctor.findings.Findings` that is displayed."""
 
     skipped: dict[str, str]
     failed: dict[str, str]
@@ -43,7 +43,7 @@ class Shown(Protocol):
         """How many findings of which severity there are."""
 
     def coverage(self, options: bool = False) -> str:
-        """How many of the rules could look, and what to add for more."""
+        """How many of the rules could run, and what to add for more."""
 
 
 def shorten(name: str, longest: int = LONGEST) -> str:
@@ -59,7 +59,7 @@ def shorten(name: str, longest: int = LONGEST) -> str:
 
 
 def place_of(finding: Finding) -> str:
-    """Name the module of a finding, for the eye.
+    """Return the module of a finding, for display.
 
     >>> place_of(Finding("BN101", "bias-before-norm", "advice", "", "its bias does nothing"))
     'the model'
@@ -124,7 +124,7 @@ def _sentence(finding: Finding) -> str:
 
 
 def _machine(own: list[Finding], options: bool) -> str:
-    """How the machine repairs it, on the command line."""
+    """The option of the command line that repairs it."""
     kinds = {finding.fix for finding in own} - {"none"}
     if not options or not kinds:
         return ""
@@ -133,7 +133,7 @@ def _machine(own: list[Finding], options: bool) -> str:
 
 def _remarks(findings: Shown, options: bool) -> list[str]:
     lines = [
-        f"{code} could not look, which is a bug worth a report: {shorten(printable(why), 400)}"
+        f"{code} could not run, which is a bug worth a report: {shorten(printable(why), 400)}"
         for code, why in findings.failed.items()
     ]
     if findings.skipped:
@@ -152,11 +152,11 @@ def _among(findings: Shown) -> str:
 
 
 def summarise_skipped(skipped: Mapping[str, str], options: bool = False) -> list[str]:
-    """Say how many rules could not look, and which lack what, a line for each reason; and which held a result back.
+    """Say how many rules could not run, and which lack what, a line for each reason; and which held a result back.
 
     >>> skipped = {"BN201": "needs batches of data (data=)", "BN301": "needs a run", "BN302": "needs a run and luck"}
     >>> print(*summarise_skipped(skipped), sep="\\n")
-    3 rules could not look:
+    3 rules could not run:
       needs a run: BN301, BN302
       needs batches of data (data=): BN201
 
@@ -167,7 +167,7 @@ def summarise_skipped(skipped: Mapping[str, str], options: bool = False) -> list
     skipped = {code: why for code, why in skipped.items() if not why.startswith(HELD)}
     for code, why in skipped.items():
         reasons.setdefault(why.partition(" and ")[0] if why.startswith("needs ") else why, []).append(code)
-    lines = [f"{len(skipped)} rule{'' if len(skipped) == 1 else 's'} could not look:"] if skipped else []
+    lines = [f"{len(skipped)} rule{'' if len(skipped) == 1 else 's'} could not run:"] if skipped else []
     for why, codes in sorted(reasons.items(), key=lambda item: -len(item[1])):
         lines.append(f"  {why}: {', '.join(codes)}")
     if options:

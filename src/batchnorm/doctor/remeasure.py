@@ -13,7 +13,7 @@ from batchnorm.records import Change, Finding, Report
 
 
 def remeasure(repair: Repair, findings: Sequence[Finding]) -> Report:
-    """Reset the running statistics of the layers that were found and measure them; the others keep theirs.
+    """Recompute the running statistics of the layers with findings; the others keep theirs.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.BatchNorm1d(2))

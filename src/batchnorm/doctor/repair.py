@@ -15,7 +15,7 @@ from batchnorm.records import Change
 
 
 class Needed(BatchNormError):
-    """A repair lacks something; nothing was changed yet."""
+    """Raised if a repair lacks an input; nothing was changed yet."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Repair:
     process_group: Any = None
 
     def need(self, what: str, code: str) -> Any:
-        """Return the example or the batches; say so if there are none, in which case the findings are left alone.
+        """Return the example or the batches. Raises `Needed` if there are none: the findings are then left alone.
 
         Call it before anything is changed.
         """
@@ -56,7 +56,7 @@ PLAIN = tuple(OURS)  # what `to_ours` can exchange
 
 
 def to_ours(path: str, layer: nn.Module) -> Change | str:
-    """Make a layer of torch's one of ours, in its place, with its tensors and hooks; or say why that cannot be done.
+    """Change torch's layer into ours in place, with its tensors and hooks; or return why that is impossible.
 
     >>> layer = nn.BatchNorm2d(3)
     >>> print(to_ours("bn1", layer))

@@ -22,7 +22,7 @@ Fix = Callable[["Repair", Sequence[Finding]], Report]
 
 @dataclass(frozen=True)
 class Rule:
-    """One bug that the doctor knows.
+    """A bug that the doctor can detect.
 
     >>> from batchnorm.doctor.codes import RULES
     >>> RULES["BN101"].name, RULES["BN101"].safety

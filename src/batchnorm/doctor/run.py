@@ -31,7 +31,7 @@ UNSEEN = 3  # steps without a call of the model, after which one says so
 
 
 class MonitoredRun(TrainingRun):
-    """What `batchnorm.monitor` returns: a training run under observation, whose events the rules take part in."""
+    """What `batchnorm.monitor` returns: a training run under observation, whose events go to the rules."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class MonitoredRun(TrainingRun):
             self._new.append(finding)
 
     def _say(self) -> None:
-        """Warn, once for every rule, of what is new."""
+        """Warn of new findings, once for every rule."""
         if not self._new:
             return
         new, self._new = self._new, []

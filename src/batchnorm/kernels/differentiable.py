@@ -130,7 +130,7 @@ def _call(
 
 
 def refuse(x: Tensor, code: int) -> None:
-    """Raise what a negative code means: the kernel could not do its work, and its outputs are not to be looked at."""
+    """Raise the error of a negative code: the kernel failed, and its outputs are invalid."""
     if code == -1:
         raise MemoryError(f"no memory for the statistics of a batch of shape {list(x.shape)}")
     raise BatchNormError(f"the kernel refused an input of shape {list(x.shape)} (code {code})")
@@ -298,7 +298,7 @@ def _staged_backward(
     dweight: Tensor | None,
     dbias: Tensor | None,
 ) -> None:
-    """The two halves of a backward pass, with everyone's sums in between."""
+    """The two halves of a backward pass, with an exchange of the sums between them."""
     assert setting.moments is not None
     assert setting.reduce is not None
     sums = _FLOAT64.new_empty(2, setting.like[1])
@@ -319,7 +319,7 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def _reduced(sums: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    """Everyone's sums; the kernel reads them by their address, so they had better be what it expects."""
+    """Return the sums over all processes, checked, because the kernel reads them by address."""
     everyones = reduce(sums)
     if everyones.shape != sums.shape:
         raise BatchNormError(
@@ -331,7 +331,7 @@ def _reduced(sums: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return gradients that have gradients."""
+    """Return differentiable gradients."""
     for parameter, name in zip(saved[1:3], ("weight", "bias"), strict=True):
         check_memory(parameter, name, do="keep it until the backward pass is done")
     setting, strides, aux = ctx.rest
@@ -342,7 +342,7 @@ def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tu
 def second_order(
     needs: Sequence[bool], setting: Setting, dy: Tensor, saved: tuple[Any, ...], passes: Tensor | None
 ) -> tuple[Any, ...]:
-    """Return gradients that have gradients: differentiate the definition, written out in elementary operations.
+    """Return differentiable gradients, from the definition in elementary operations.
 
     ``passes``: where the slope of a piecewise linear activation is 1, if bits of the forward pass say so.
     """
@@ -400,7 +400,7 @@ def _positions(mask: Tensor, x: Tensor) -> Tensor:
 
 
 def _passes(setting: Setting, strides: tuple[int, ...], x: Tensor, notes: Tensor) -> Tensor:
-    """Where the activation's slope is 1, as the bits tell it: where a gradient of ones comes through."""
+    """Where the activation's slope is 1 according to the saved bits."""
     if x.stride() != strides:
         x = x.new_empty_strided(x.shape, strides).copy_(x)
     ones, slope, unused = torch.ones_like(x), torch.empty_like(x), torch.empty_like(x)

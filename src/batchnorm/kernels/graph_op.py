@@ -41,7 +41,7 @@ ENOUGH = 8192  # values; below that, Inductor's own code takes less time than th
 def serves(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, mask: Tensor | None, slope: float
 ) -> bool:
-    """Whether the graph that is being compiled may hold these operators; the arguments have been checked.
+    """Whether these operators may go into the graph being compiled; the arguments have been checked.
 
     >>> serves(torch.zeros(8, 64), None, None, None, None, 0.0)  # nothing is being compiled
     False
@@ -109,7 +109,7 @@ def train(
 def _arranged(
     x: Tensor, mask: Tensor | None, groups: int, eps: float, name: str, slope: float
 ) -> tuple[Tensor, Setting]:
-    """Return the tensor as the kernel reads it, and what a call of the kernel is besides tensors."""
+    """Return the tensor in a layout that the kernel reads, and the settings of the call."""
     x, like, layout = dense(x, mask is not None)
     marks = None if mask is None else mask.contiguous().view(torch.uint8)
     return x, Setting(None, like, layout, True, 0.0, eps, slope, name, groups, x.shape[0], marks)
@@ -212,7 +212,7 @@ def _train_fake(
 
 
 class _Kept:
-    """What `differentiable.gradients` asks of autograd's context."""
+    """The part of autograd's context that `differentiable.gradients` uses."""
 
     def __init__(self, *rest: Any, needs: tuple[bool, ...]) -> None:
         self.rest, self.needs_input_grad = rest, needs
@@ -281,7 +281,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, dy: Tensor | None, *unused: Any) -> tuple[Any, ...]:
-    """Return the gradients: by the kernel or, if they are to have gradients themselves, in torch's operators."""
+    """Return the gradients: from the kernel or, if they must be differentiable, in torch's operators."""
     none = (None,) * 9
     if dy is None:
         return none

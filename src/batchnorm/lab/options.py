@@ -45,7 +45,7 @@ class Options:
                 raise BatchNormError(f"--{flag} is {getattr(self, name)}", do="give a whole number from 1 up")
         for rate in (*self.rates, *self.sigmoid_rates):
             if not (math.isfinite(rate) and rate > 0):
-                raise BatchNormError(f"{rate} is no learning rate", do="give numbers above 0")
+                raise BatchNormError(f"{rate} is not a learning rate", do="give numbers above 0")
         if not self.rates or sorted(set(self.rates)) != list(self.rates):
             raise BatchNormError(
                 f"--rates is {', '.join(map(str, self.rates)) or 'empty'}",

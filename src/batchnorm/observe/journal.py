@@ -36,7 +36,7 @@ class Journal:
         self._written = 0.0
 
     def open(self) -> list[Measurement]:
-        """Open every sink, or none, and return what was there before."""
+        """Open every sink, or none. Returns the records that were there before."""
         there: list[Measurement] = []
         for number, sink in enumerate(self._sinks):
             try:
@@ -50,16 +50,16 @@ class Journal:
         return there
 
     def log(self, measurement: Measurement, value: Any) -> None:
-        """Keep a number that is not read yet: a look at a value of a GPU waits for it."""
+        """Keep a number without reading it, because reading a value on a GPU waits for it."""
         self._logged.append((measurement, value))
 
     @property
     def waits_too_long(self) -> bool:
-        """Whether what was logged should be written now."""
+        """Whether logged values should be written now."""
         return time.monotonic() - self._written > PATIENCE
 
     def write(self, found: list[Measurement], step: int) -> None:
-        """Hand on what was found and what was logged."""
+        """Write records and logged values to the sinks."""
         logged, self._logged = self._logged, []
         found = found + [Measurement(m.quantity, m.setting, (float(value),), m.unit) for m, value in logged]
         self._written = time.monotonic()
@@ -78,7 +78,7 @@ class Journal:
         return self._header if found is None else found
 
     def fail(self, what: str, error: Exception, step: int) -> None:
-        """Leave out what failed, and say so once."""
+        """Disable what failed, and warn once."""
         self.failed[what] = f"{type(error).__name__}: {error}"
         self.warn(f"watch: {what!r} failed at step {step} and is left out from now on ({self.failed[what]})")
 

@@ -31,7 +31,7 @@ from batchnorm.transforms.verify import check_arguments, verify
 
 Loss = Callable[[Any], Tensor]
 _FUSED, _FOLDED = "fused", "folded"
-_NO_GAIN = Report(left={"": "with this example on this machine, nothing that was tried is surely faster"})
+_NO_GAIN = Report(left={"": "with this example on this machine, nothing that was tried is reliably faster"})
 
 
 @in_stages
@@ -147,7 +147,7 @@ def _for_inference(
     seconds: float,
     compiled: bool,
 ) -> tuple[nn.Module, Acceleration]:
-    """Time forward passes of the folded model, in both layouts, eager and if asked compiled."""
+    """Time forward passes of the folded model in both layouts, eager and, if asked for, compiled."""
     folded, report = fold(model, example, forward=forward, tolerance=tolerance)
     if report.left:  # our layers are faster than torch's, and take in what follows them
         folded, fused = fuse(folded, example, forward=forward, tolerance=tolerance)
@@ -191,7 +191,7 @@ def _certificates(
     forward: Forward | None,
     tolerance: float | None,
 ) -> tuple[Certificate, Certificate | None]:
-    """Compare outputs and gradients; the ``twin`` is the model as it was, in the memory layout of the changed one."""
+    """Compare outputs and gradients. ``twin`` is the original model in the memory layout of the changed one."""
     before = copy_model(model)
     with untouched(changed):
         outputs = verify(
@@ -208,7 +208,7 @@ def _certificates(
 
 
 def mean_square(output: Any) -> Tensor:
-    """Return the mean square of all numbers of an output: a loss for when any will do.
+    """Return the mean square of an output: a stand-in for a loss.
 
     >>> mean_square({"a": torch.tensor([1.0, 3.0])})
     tensor(5.)

@@ -159,7 +159,7 @@ def _observe(
     lr: float,
     progress: bool,
 ) -> dict[_BatchNorm, _ExampleMoments]:
-    """Show the model all batches, and return what each layer saw (in the last step of each batch)."""
+    """Run the model on all batches. Returns the moments of each layer's input (in the last step of each batch)."""
     model, seen = adapted.model, {layer: _ExampleMoments() for _, layer in layers}
     learning = [p for layer in seen for p in (layer.weight, layer.bias) if p is not None]
     learning = list({id(p): p for p in learning}.values())
@@ -194,7 +194,7 @@ def _observe(
 
 
 class _ExampleMoments:
-    """What one layer saw: its moments, and those of its examples, to tell a shuffled stream from a sorted one."""
+    """The moments of one layer's input and of its examples, which show whether a stream is shuffled or sorted."""
 
     def __init__(self) -> None:
         self.all = AccumulatedMoments()

@@ -32,7 +32,7 @@ class Affine:
 
     @property
     def finite(self) -> bool:
-        """Whether every number is one.
+        """Whether all values are finite.
 
         >>> Affine(torch.tensor([1.0]), torch.tensor([float("nan")])).finite
         False
@@ -41,7 +41,7 @@ class Affine:
 
 
 def same(a: Affine, b: Affine) -> bool:
-    """Whether two do the same.
+    """Whether two are equal.
 
     >>> same(Affine(torch.ones(2), torch.zeros(2)), Affine(torch.ones(2), torch.zeros(2)))
     True
@@ -51,7 +51,7 @@ def same(a: Affine, b: Affine) -> bool:
 
 @dataclass(frozen=True)
 class New:
-    """New numbers for a layer: nothing is written until all of a fold's are known to be good."""
+    """New parameters for a layer; they are written only when all parameters of a fold are valid."""
 
     layer: nn.Module
     name: str
@@ -60,7 +60,7 @@ class New:
 
 
 class Finished(Finish):
-    """What is left of a fused layer when its normalisation is folded away: the residual and the activation.
+    """The residual and activation of a fused layer whose normalisation was folded away.
 
     >>> Finished(activation="relu")(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
@@ -71,7 +71,7 @@ class Finished(Finish):
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a BN layer: torch's, ours, or a frozen one of the kind that detection models bring along.
+    """Whether a module is a BN layer: torch's, ours, or the frozen class of a detection library.
 
     >>> is_norm(nn.SyncBatchNorm(3)), is_norm(nn.GroupNorm(1, 3))
     (True, False)
@@ -249,7 +249,7 @@ def _numbers(t: Tensor | None) -> Tensor | None:
 
 
 def lost_in(new: New) -> str:
-    """Why new numbers do not fit the layer's type; empty if they do.
+    """Why new parameters do not fit the layer's dtype; empty if they do.
 
     >>> lost_in(New(nn.Linear(1, 1).half(), "fc", torch.full((1, 1), 1e6), torch.zeros(1)))
     'the weights of fc would not fit in float16'
@@ -265,7 +265,7 @@ def lost_in(new: New) -> str:
 
 
 def write(new: New) -> None:
-    """Put new numbers into their layer: the same memory where there was some, and a bias where there was none.
+    """Write new parameters into their layer, in place where they exist; add a bias if there is none.
 
     >>> fc = nn.Linear(1, 1, bias=False)
     >>> write(New(fc, "fc", torch.ones(1, 1), torch.ones(1)))

@@ -69,7 +69,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class SeenShape:
-    """What a norm was given in a run: how many axes of positions (None: unknown or several), the fewest positions."""
+    """The shape of a norm's input in a run: axes of positions (None: unknown or several), and the fewest positions."""
 
     dims: int | None = None
     positions: int | None = None
@@ -105,7 +105,7 @@ def channels_of(layer: nn.Module) -> int:
 
 
 def unfit(layer: nn.Module, to: str, seen: SeenShape, measured: bool) -> str:
-    """Say why a norm does not become another brick; empty if it does. ``measured``: there are data for statistics.
+    """Return why a norm cannot become another brick; empty if it can. ``measured``: there are data for statistics.
 
     >>> unfit(nn.GroupNorm(2, 4), "batch", SeenShape(), measured=False)
     'a GroupNorm keeps no statistics of batches: give data= to measure them'
@@ -157,7 +157,7 @@ def _unfit_of_batches(layer: _BatchNorm, kind: str, to: str) -> str:
 
 
 def _degenerate(channels: int, to: str, seen: SeenShape) -> str:
-    """Say why the values of a sample are too few for a norm that knows nothing else."""
+    """Return why a sample has too few values for a norm without batch statistics."""
     where = "an input of unknown size" if seen.positions is None else f"{seen.positions} position"
     if seen.positions is not None and seen.positions != 1:
         where += "s"
@@ -227,7 +227,7 @@ def _runs(layer: _BatchNorm, order: list[str], shape: tuple[int, ...]) -> bool:
 def build(
     layer: nn.Module, to: str, seen: SeenShape, options: dict[str, Any], affine: bool
 ) -> tuple[nn.Module, list[Any]]:
-    """Make the brick for a layer's place, with the layer's settings and fresh tensors; and say what was chosen.
+    """Make the brick that replaces a layer, with its settings and new tensors. Returns it and the settings chosen.
 
     >>> build(nn.BatchNorm2d(8, eps=0.1), "group", SeenShape(2, 16), {}, True)  # doctest: +ELLIPSIS
     (GroupNorm(4, 8, eps=0.1, affine=True...), [('groups', None, '4 of 2 channels, 32 values each')])
@@ -287,7 +287,7 @@ def _dims(layer: nn.Module, seen: SeenShape) -> int | None:
 def become(
     layer: nn.Module, new: nn.Module, after: tuple[str, ...] = (), complete: bool = False, like: Tensor | None = None
 ) -> None:
-    """Let a layer be what another is, and stay the object it was: its tensors, hooks, mode, children and owners stay.
+    """Change a layer into another in place: its identity, tensors, hooks, mode, children and owners stay.
 
     >>> layer = nn.BatchNorm2d(4)
     >>> gamma = layer.weight
@@ -332,7 +332,7 @@ def become(
 
 
 def _hand_over(layer: nn.Module, new: nn.Module, name: str, complete: bool) -> None:
-    """Give a gamma or beta to the new layer, as the object it is where it stays a parameter."""
+    """Pass gamma or beta to the new layer, as the same object where it stays a parameter."""
     old: Tensor | None = getattr(layer, name, None)
     if name in new._buffers:
         new._buffers[name] = None if old is None else old.detach()
@@ -343,7 +343,7 @@ def _hand_over(layer: nn.Module, new: nn.Module, name: str, complete: bool) -> N
 
 
 def _fold(layer: _BatchNorm, new: nn.Module) -> None:
-    """Let gamma and beta do what they and the running statistics did."""
+    """Fold the running statistics into gamma and beta."""
     assert layer.running_mean is not None
     assert layer.running_var is not None
     scale = torch.rsqrt(layer.running_var.double() + layer.eps)
@@ -357,7 +357,7 @@ def _fold(layer: _BatchNorm, new: nn.Module) -> None:
 
 
 def plain_again(layer: nn.Module) -> None:
-    """Give a layer that is plain batch norm again the class and the settings it had before it was converted.
+    """Restore the class and settings that a plain batch norm had before it was converted.
 
     >>> layer = nn.BatchNorm2d(4)
     >>> become(layer, GhostBatchNorm(4))
@@ -375,7 +375,7 @@ def plain_again(layer: nn.Module) -> None:
 
 
 def tensors_of(layer: nn.Module) -> tuple[str, str]:
-    """Return the names of what a layer learns and of what it keeps.
+    """Return the names of a layer's parameters and of its buffers.
 
     >>> tensors_of(nn.BatchNorm2d(1))
     ('weight, bias', 'running_mean, running_var, num_batches_tracked')
@@ -385,7 +385,7 @@ def tensors_of(layer: nn.Module) -> tuple[str, str]:
 
 
 def changes_of(path: str, before: tuple[str, str, str], layer: nn.Module, chosen: list[Any]) -> list[Change]:
-    """Say what became of a layer: its class, what was chosen, and what it learns and keeps where that changed."""
+    """Return the changes of a layer: its class, the settings chosen, and changed sets of parameters and buffers."""
     after = (type(layer).__name__, *tensors_of(layer))
     named = zip(("class", "learns", "keeps"), before, after, strict=True)
     first, *more = [Change(path, what, old or "nothing", new or "nothing") for what, old, new in named]

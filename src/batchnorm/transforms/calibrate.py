@@ -191,7 +191,7 @@ def calibrate(
 
 
 class _Count:
-    """How far this process is: batches, those of them that no layer could use, and the samples of the others."""
+    """Progress of this process: batches, the rejected ones, and the samples of the others."""
 
     def __init__(self) -> None:
         self.batches = self.samples = self.rejected = 0
@@ -204,7 +204,7 @@ class _Count:
 
 
 class _StreamMoments:
-    """What one layer saw: the moments of stretches of the stream, and what the paper's formula needs."""
+    """The input of one layer: moments of parts of the stream, and the sums of the paper's formula."""
 
     def __init__(self, layer: _BatchNorm, formula: str, begun: _Count) -> None:
         assert layer.running_mean is not None
@@ -239,7 +239,7 @@ class _StreamMoments:
                 self.sums = [self.sums[0] + mean, self.sums[1] + var * (count / (count - 1))]
 
     def end_batch(self) -> None:
-        """Let the calls of a batch be one piece of the stream."""
+        """Close the part of the stream that the calls of this batch make up."""
         now, self.now = _whole(self.now), []
         if now is None or not now.count:
             return
@@ -255,7 +255,7 @@ class _StreamMoments:
 
 
 class _Total:
-    """What all processes saw, layer by layer: one row of parts a layer, with count 0 where there is none."""
+    """Moments from all processes: one row of parts for each layer, with count 0 where there is none."""
 
     def __init__(self, batches: int, samples: int, rejected: int) -> None:
         self.batches, self.samples, self.rejected = batches, samples, rejected
@@ -283,7 +283,7 @@ def _rounds(
     until: float | None,
     most: int | None,
 ) -> Iterator[bool]:
-    """Show the model batches, and pause where the errors are to be looked at; False at the end, and from then on.
+    """Run the model on batches and yield True where errors are to be estimated, then False at the end and after.
 
     The pauses depend on nothing but their number, so that processes with fewer batches pause with the others.
     """
@@ -305,7 +305,7 @@ def _rounds(
 def _total(
     seen: dict[_BatchNorm, _StreamMoments], layers: list[tuple[str, _BatchNorm]], group: Together, begun: _Count
 ) -> _Total:
-    """Bring together what all processes saw."""
+    """Gather the moments of all processes."""
     numbers = [torch.tensor([begun.batches - begun.rejected, begun.samples, begun.rejected], dtype=torch.float64)]
     for _, layer in layers:
         site = seen[layer]

@@ -182,7 +182,7 @@ def _check(to: str, process_group: Any, options: dict[str, Any]) -> None:
 
 
 def _chosen(model: nn.Module, where: Where) -> Callable[[str, nn.Module], bool]:
-    """Turn what the caller named into a question of a path and a module."""
+    """Return a predicate of path and module for the modules that the caller named."""
     if where is None:
         return lambda path, module: True
     if callable(where):
@@ -206,7 +206,7 @@ def _names(name: str, path: str) -> bool:
 def _norms(
     model: nn.Module, to: str, wanted: Callable[[str, nn.Module], bool], default: bool, measured: bool
 ) -> dict[str, nn.Module]:
-    """The norms that may be converted, each once, by its path; what norms a weight is part of the layer that has it."""
+    """The norms that may be converted, each once, by path; weight norms belong to the layer that holds the weight."""
     found: dict[nn.Module, str] = {}
     parametrised = {
         part for each in model.modules() if isinstance(each, ParametrizationList) for part in each.modules()
@@ -241,7 +241,7 @@ def _copied(model: nn.Module) -> tuple[nn.Module, dict[int, Any]]:
 
 @contextmanager
 def _all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """If something fails, put back what a conversion may have changed in a model."""
+    """Restore the model if a conversion fails."""
     norms = [module for module in model.modules() if _is_norm(module)]
     parts = ("_parameters", "_buffers", "_modules")
     before = [(m, type(m), dict(vars(m)), {part: dict(getattr(m, part)) for part in parts}) for m in norms]
@@ -282,7 +282,7 @@ def _certificates(
 
 @contextmanager
 def _full_masks(model: nn.Module) -> Iterator[None]:
-    """Let masked layers that are called without a mask count every position."""
+    """Use a mask of ones for masked layers that are called without a mask."""
 
     def fill(layer: nn.Module, arguments: Any, keywords: Any) -> Any:
         x = arguments[0] if arguments else keywords["input"]

@@ -151,7 +151,7 @@ def norms_after(graph: Graph, model: nn.Module, path: str, layer: nn.Module) -> 
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.BatchNorm1d(4))
     >>> norms_after(trace(model, torch.randn(5, 3)), model, "0", model[0])
-    'what it makes goes to 1, which is no BN layer'
+    'its output goes to 1, which is not a BN layer'
     """
     held = held_bias(graph, model, layer)
     if held:
@@ -181,7 +181,7 @@ def norms_after(graph: Graph, model: nn.Module, path: str, layer: nn.Module) -> 
 
 
 def held_bias(graph: Graph, model: nn.Module, layer: nn.Module) -> str:
-    """Return why the bias of a layer is not its own to lose; nothing if it is.
+    """Return why the bias of a layer cannot be removed; empty if it can.
 
     >>> model = nn.Sequential(nn.Linear(3, 4))
     >>> held_bias(trace(model, torch.randn(5, 3)), model, model[0])
@@ -198,7 +198,7 @@ def held_bias(graph: Graph, model: nn.Module, layer: nn.Module) -> str:
 
 @torch.no_grad()
 def take_bias(path: str, layer: nn.Module, norms: dict[str, _BatchNorm]) -> list[Change]:
-    """Take the bias out of a layer and out of the running means of the BN layers that it feeds.
+    """Remove a layer's bias, and subtract it from the running means of the BN layers that it feeds.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     >>> print(take_bias("0", model[0], {"1": model[1]})[0])
@@ -223,21 +223,21 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def _the_one_after(graph: Graph, call: Call) -> Call | str:
-    """The BN call that alone reads what a call makes."""
+    """The BN call that is the only reader of a call's output."""
     value = call.outputs[0]
     while True:
         if graph.feeds_output(value):
-            return "the model returns what it makes"
+            return "the model returns its output"
         readers = graph.consumers(value)
         if len(readers) != 1:
-            return f"what it makes is read by {', '.join(r.name for r in readers) or 'nothing'}"
+            return f"its output is read by {', '.join(r.name for r in readers) or 'nothing'}"
         reader = readers[0]
         if reader.kind == "module" and type(reader.target) is nn.Identity:
             value = reader.outputs[0]
         elif reader.kind == "module" and isinstance(reader.target, _BatchNorm) and reader.inputs[0] == value:
             return reader
         else:
-            return f"what it makes goes to {reader.name}, which is no BN layer"
+            return f"its output goes to {reader.name}, which is not a BN layer"
 
 
 def _the_one_before(graph: Graph, call: Call) -> Call | None:
@@ -331,7 +331,7 @@ def _verify_gradients(
 
 
 def takes_steps(model: nn.Module, example: Any, run: Forward) -> bool:
-    """Say whether a model can run backward: one that is made for inference only may use what has no gradient.
+    """Return whether a model can run backward; one made for inference may use operations without gradients.
 
     >>> takes_steps(nn.Linear(2, 2), torch.ones(1, 2), call_with)
     True

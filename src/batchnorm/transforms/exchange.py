@@ -32,7 +32,7 @@ from batchnorm.transforms.synchronise import TORCHS, separate, synchronise
 
 
 class Exchange:
-    """Exchanges the norms of a model, and knows afterwards what was done and what it means.
+    """Converts the norms of a model, and records the changes and which functions they keep.
 
     >>> model = nn.Sequential(nn.BatchNorm2d(4))
     >>> done = Exchange("ghost", {"virtual_batch_size": 8}, None, Survey(), measured=False)
@@ -66,7 +66,7 @@ class Exchange:
             if self.to == "sync" and isinstance(layer, _BatchNorm):
                 reason = FROZEN if is_frozen(layer) else synchronise(layer, path, self.group)
             elif every and self.to not in OF_BATCHES and not isinstance(layer, _BatchNorm):
-                reason = f"a {type(layer).__name__} is no batch norm: name it in where= to convert it too"
+                reason = f"a {type(layer).__name__} is not a batch norm: name it in where= to convert it too"
             else:
                 reason = self._exchange(path, layer, kind, keeps, chosen)
             if reason:
@@ -87,7 +87,7 @@ class Exchange:
         return fixed or (kind_of(layer) in ALIKE and self.to in ALIKE)
 
     def _exchange(self, path: str, layer: nn.Module, kind: str, keeps: bool, chosen: list[Any]) -> str:
-        """Let one layer become the brick, or say why not, and leave it as it was."""
+        """Convert one layer; or return the reason, and leave the layer as it was."""
         was, own = type(layer), dict(vars(layer))
         reason = "" if not is_frozen(layer) else FROZEN
         if not reason and isinstance(layer, _BatchNorm) and (isinstance(layer, Synchronised) or was is TORCHS):

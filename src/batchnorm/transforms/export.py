@@ -104,7 +104,7 @@ its statistics; call model.eval() first
 
 
 def _fold(model: nn.Module, example: Any, tolerance: float | None) -> tuple[nn.Module, Report]:
-    """Fold, and give advice that ``export`` can take."""
+    """Fold, with the advice in errors reworded for ``export``."""
     try:
         return fold(model, example, tolerance=tolerance)
     except BatchNormError as error:
@@ -115,7 +115,7 @@ def _fold(model: nn.Module, example: Any, tolerance: float | None) -> tuple[nn.M
 
 
 def _same_chance(run: Callable[[], Any]) -> list[Tensor]:
-    """What a run gives, from one and the same random state."""
+    """The output of a run from a fixed random state."""
     with random_states():
         torch.manual_seed(0)
         return [t.detach().clone() for t in tensors_in(run())]
@@ -136,7 +136,7 @@ def _run_onnx(file: Path, example: Any) -> list[Tensor]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporters warn of their own deprecations, and print the graph they got to: a user can do nothing about it."""
+    """Silence the exporters' own deprecation warnings and graph prints, which a user cannot act on."""
     loggers = [logging.getLogger(f"torch.{name}") for name in ("onnx", "export", "fx.experimental.symbolic_shapes")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -110,7 +110,7 @@ class _Folding:
         self.altered: set[str] = set()  # modules that now give something else than before
 
     def run(self, leave: frozenset[str]) -> None:
-        """Fold what can be, in the order of the run, until nothing more can: one fold may open the way for another."""
+        """Fold layers in the order of the run until no more can be folded: one fold may enable another."""
         norms = self.norms
         scripted = scripted_norms(self.model, "fold the model before torch.jit.script")
         if not norms and not scripted:
@@ -157,7 +157,7 @@ class _Folding:
         return affine if affine.finite else "its statistics, gamma or beta are not finite, or the variance is negative"
 
     def _awkward(self, norm: nn.Module, calls: list[Call]) -> str:
-        """Why the way a layer is used forbids taking it away."""
+        """Why a layer cannot be removed because of how it is used; empty if it can."""
         if not calls:
             return self.graph.uncalled(norm)
         if any(set(call.arguments) - {"0", "input"} and not isinstance(norm, _BatchNormBase) for call in calls):
@@ -172,7 +172,7 @@ class _Folding:
     # ---- the layer before
 
     def _into_the_one_before(self, norm: nn.Module, affine: Affine) -> str:
-        """Give every layer that feeds this one its new numbers; return why not if that cannot be."""
+        """Write new parameters into every layer that feeds this one; return the reason if that is impossible."""
         route: set[str] = set()
         found = self._linear_calls(norm, affine, route)
         if isinstance(found, str):
@@ -219,7 +219,7 @@ class _Folding:
         return found
 
     def _place(self, clone: Clone) -> None:
-        """Give a copy to those that are to have it."""
+        """Put a copy in its places."""
         original = clone.calls[0].target
         for holder, name in clone.places:
             holder._modules[name] = clone.layer
@@ -233,7 +233,7 @@ class _Folding:
             self.graph.retarget(call, original, ".".join(filter(None, [call.scope, name])))
 
     def _move(self, layer: nn.Module, name: str) -> str:
-        """Put a copy of a layer in the place of every BN layer that reads it; return why not if that cannot be."""
+        """Replace every BN layer that reads a layer by a copy of it; return the reason if that is impossible."""
         norms = norms_after(self.near, layer)
         if isinstance(norms, str):
             return norms
@@ -295,7 +295,7 @@ class _Folding:
         self._replace(norm, self._rest(norm), f"into {', '.join(where)}")
 
     def _untie(self, layer: nn.Module) -> None:
-        """Give a layer numbers of its own in the place of those that it shares."""
+        """Replace a layer's shared parameters by its own copies."""
         for name, tensor in self.near.shared(layer):
             self.near.owners[id(tensor)] -= 1
             own = tensor.detach().clone()
@@ -305,7 +305,7 @@ class _Folding:
                 layer._buffers[name] = own
 
     def _rest(self, norm: nn.Module) -> nn.Module:
-        """What is left of a layer whose scale and shift went elsewhere."""
+        """What replaces a BN layer whose scale and shift were folded elsewhere."""
         rest: nn.Module | None = None
         if finishes(norm, self.graph.of(norm)):
             if isinstance(norm, _BatchNormBase) and not list(norm.children()):

@@ -57,7 +57,7 @@ def freeze(
       1: class torch.nn.BatchNorm2d -> batchnorm.BatchNorm2d, statistics auto -> running, update None -> False, \
 learn True -> False
     1 left alone
-      2: a GroupNorm is no batch normalisation
+      2: a GroupNorm is not a batch norm layer
     >>> import torch
     >>> y = frozen.train()(torch.randn(4, 3, 8, 8))
     >>> int(frozen[1].num_batches_tracked), frozen[1].weight.requires_grad
@@ -186,7 +186,7 @@ def _begin(
 
 
 def _choose(model: nn.Module, modules: Modules, where: str) -> tuple[str, ...] | None:
-    """Turn what the caller named into paths, which hold for a copy too; None is everything."""
+    """Return the paths of the modules that the caller named, which are valid for a copy too; None is all."""
     if modules is None:
         return None
     given = [modules] if isinstance(modules, (str, nn.Module)) else list(modules)
@@ -224,7 +224,7 @@ def _named(model: nn.Module, chosen: tuple[str, ...] | None) -> Iterator[tuple[s
 
 
 def _why_not(module: nn.Module) -> str:
-    """Say why there is nothing to freeze about a layer; empty if there is."""
+    """Return why a layer has nothing to freeze; empty if it has."""
     if hasattr(module, _MEMORY) or is_constant(module):
         return _ALREADY
     if keeps_statistics(module) or (isinstance(module, _LazyNormBase) and is_lazy(module._buffers.get("running_mean"))):  # type: ignore[arg-type]
@@ -232,7 +232,7 @@ def _why_not(module: nn.Module) -> str:
     name = type(module).__name__
     if isinstance(module, _BatchNorm):
         return _BLIND
-    return f"{'an' if name[0] in 'AEIOR' else 'a'} {name} is no batch normalisation"
+    return f"{'an' if name[0] in 'AEIOR' else 'a'} {name} is not a batch norm layer"
 
 
 def cannot_freeze(layer: nn.Module) -> str:
@@ -258,7 +258,7 @@ def is_constant(module: nn.Module) -> bool:
 
 
 def _unfit(layer: nn.Module, untried: list[nn.Module]) -> str:
-    """Say why a layer that keeps statistics cannot be frozen; empty if it can. One that cannot be tried is noted."""
+    """Return why a layer with statistics cannot be frozen; empty if it can. A layer that cannot be tried is noted."""
     if any(is_lazy(t) for t in (*layer._parameters.values(), *layer._buffers.values()) if t is not None):
         return "not initialised yet: run the model once first"
     if "forward" in vars(layer):

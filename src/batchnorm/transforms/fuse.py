@@ -386,7 +386,7 @@ def _after(graph: Graph, call: Call) -> _Tail | str:
     if len(call.inputs) != 1 or len(call.outputs) != 1:
         return "it is called with more than one tensor"
     value = call.outputs[0]
-    reader = _only_reader(graph, value, "what it makes")
+    reader = _only_reader(graph, value, "its output")
     if isinstance(reader, str):
         return reader
     if _activates(reader):

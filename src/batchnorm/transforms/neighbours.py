@@ -16,7 +16,7 @@ from batchnorm.transforms.passing import flattened, joined, keeps_rows, moved, p
 
 @dataclass(frozen=True)
 class Piece:
-    """A call of a linear layer, and what is to happen to what it makes (or to what it reads)."""
+    """A call of a linear layer, and what is to happen to its output (or its input)."""
 
     call: Call
     affine: Affine
@@ -131,7 +131,7 @@ class Neighbours:
         while waiting:
             value, axis, part = waiting.pop()
             if self.graph.feeds_output(value):
-                return "the model returns what it makes"
+                return "the model returns its output"
             for reader in self.graph.consumers(value):
                 further = self._further(reader, value, axis, part)
                 if isinstance(further, str):
@@ -146,7 +146,7 @@ class Neighbours:
                 if reader.index in found:
                     return f"{reader.name} reads it twice"
                 found[reader.index] = Piece(reader, part)
-        return list(found.values()) or "nothing reads what it makes"
+        return list(found.values()) or "nothing reads its output"
 
     def _further(self, reader: Call, value: int, axis: int, affine: Affine) -> tuple[int, Affine] | str | None:
         """What becomes of the scale and the shift behind a reader that they pass, and on which axis; None of others."""

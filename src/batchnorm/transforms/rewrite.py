@@ -202,7 +202,7 @@ def _match_one(norm: fx.Node, want: Wanted, block: nn.Module, order: Mapping[fx.
     if want.residual:
         summed = _reader(norm)
         if summed is None:
-            return "several read what it makes"
+            return "several calls read its output"
         added = _addends(summed)
         if added is None:
             return f"{summed} follows, which is not a plain sum"

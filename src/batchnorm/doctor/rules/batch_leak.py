@@ -27,7 +27,7 @@ loader = DataLoader(ImageFolder(root), batch_size=32, shuffle=True)
 ```
 
 ## Fix safety
-None by machine: the data has to be shuffled.
+No automatic fix: the data has to be shuffled.
 
 ## References
 - facebookresearch/moco#46, facebookresearch/moco#137

@@ -23,7 +23,7 @@ y = layer(x[:0])  # or: a rank without samples takes part with an empty batch
 ```
 
 ## Fix safety
-None by machine: the loop, the data or the branch has to change.
+No automatic fix: the loop, the data or the branch has to change.
 
 ## References
 - pytorch/pytorch#44957

@@ -25,7 +25,7 @@ with bn.no_update(discriminator):  # what evaluation will not see does not move 
 Or one call on both, ``discriminator(torch.cat([real, fake]))``; or statistics for each, `batchnorm.DomainBatchNorm`.
 
 ## Fix safety
-None by machine: which data evaluation will see is for the loop to say.
+No automatic fix: which data evaluation will see is for the loop to say.
 
 ## References
 - YU1ut/MixMatch-pytorch#43, YU1ut/MixMatch-pytorch#20

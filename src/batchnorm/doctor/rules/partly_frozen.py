@@ -351,7 +351,7 @@ class _Watcher(Watcher):
 
 
 def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
-    """Freeze them so that it lasts; what learnt goes on to learn."""
+    """Freeze the layers with `batchnorm.freeze`; gamma and beta that learnt still learn."""
     # A finding about an attribute names the module that has it, and the layers in it among its numbers.
     paths = list(dict.fromkeys(path for f in findings for path in f.numbers.get("layers", [f.path])))
     modules = dict(repair.model.named_modules())

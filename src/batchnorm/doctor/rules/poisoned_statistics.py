@@ -60,7 +60,7 @@ REPAIR = "bn.calibrate(model, batches) after resetting the layer; bn.BatchNorm1d
 
 
 def look(subject: Subject) -> Iterator[Finding]:
-    """Count what is no number, and what cannot be a variance."""
+    """Count values that are not finite, and negative variances."""
     bad = _bad_parameters(subject)
     for norm in subject.norms:
         counts = _counts(norm.running_mean, norm.running_var, norm.eps)
@@ -118,7 +118,7 @@ def _spoiled_data(subject: Subject) -> Iterator[Finding]:
 
 
 def _not_finite(given: Any) -> tuple[int, int]:
-    """How many values are no numbers, and of how many."""
+    """How many values are not finite, and of how many."""
     real = [t for t in tensors_in(given) if t.dtype.is_floating_point and t.element_size() > 1]
     real = [t for t in real if t.layout is torch.strided and not t.is_meta and not t.is_nested]
     return sum(int((~t.isfinite()).sum()) for t in real), sum(t.numel() for t in real)

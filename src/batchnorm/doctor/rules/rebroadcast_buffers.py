@@ -25,7 +25,7 @@ bn.BatchNorm2d(64)  # or our layers, which do not keep them
 ```
 
 ## Fix safety
-None by machine: the wrapper, the loop or the layers have to change before the wrapper is made.
+No automatic fix: the wrapper, the loop or the layers have to change before the wrapper is made.
 
 ## References
 - pytorch/pytorch#22095
@@ -53,7 +53,7 @@ REPAIR = "broadcast_buffers=False, one forward pass of both batches, or bn.Batch
 
 
 def look(subject: Subject) -> Iterator[Finding]:
-    """Find wrappers that write into buffers before every forward pass, around layers that mind."""
+    """Find wrappers that write into buffers before every forward pass, around layers that this breaks."""
     for path, module in subject.net.named_modules():
         if not isinstance(module, DistributedDataParallel) or not module.broadcast_buffers or not _in_place(module):
             continue

@@ -160,7 +160,7 @@ def _judge(signal: ActivationOutput, differing: bool, step: int | None) -> Itera
 
 
 def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
-    """Put BN before every nonlinearity."""
+    """Insert BN before every nonlinearity."""
     example = repair.need("example", RULE.code)
     repair.model, report = insert(repair.model, example, forward=repair.forward, optimizer=repair.optimizers)
     return report

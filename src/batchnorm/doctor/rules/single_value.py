@@ -52,7 +52,7 @@ REPAIR = 'drop_last=True in the DataLoader, or bn.BatchNorm1d/2d/3d(..., one_val
 
 
 def look(subject: Subject) -> Iterator[Finding]:
-    """Find out whether a batch of one comes, and which layers it would reach with one value."""
+    """Find whether a last batch of one example occurs, and the layers that would get one value per channel."""
     assert subject.loader is not None
     counted = _last(subject.loader)
     if counted is None:
@@ -134,7 +134,7 @@ class _Watcher(Watcher):
 
 
 def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
-    """Let the layers take such a batch with their running statistics."""
+    """Make the layers use their running statistics for such a batch."""
     modules = dict(repair.model.named_modules(remove_duplicate=False))
     changes: list[Change] = []
     left: dict[str, str] = {}

@@ -47,7 +47,7 @@ from batchnorm.records import Finding, Report
 
 
 def look(subject: Subject) -> Iterator[Finding]:
-    """Measure both models, and compare each with its own statistics."""
+    """Recompute the statistics of both models, and compare each with its own."""
     assert subject.before is not None
     try:
         now, calibrated = subject.calibration

@@ -70,7 +70,7 @@ def look(subject: Subject) -> Iterator[Finding]:
 
 
 def _tried(layer: nn.SyncBatchNorm) -> str:
-    """What a layer's copy raises; it does so before it exchanges anything."""
+    """The error that a copy of the layer raises, before it exchanges anything."""
     group: Any = vars(layer).get("process_group")
     twin = copy.deepcopy(layer, {id(group): group} if group is not None else {}).train()
     like = next(t for t in (layer.weight, layer.bias, layer.running_mean) if t is not None)
@@ -83,7 +83,7 @@ def _tried(layer: nn.SyncBatchNorm) -> str:
 
 
 def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
-    """Give them our class."""
+    """Change the layers to our class."""
     modules = dict(repair.model.named_modules())
     changes: list[Change] = []
     left: dict[str, str] = {}

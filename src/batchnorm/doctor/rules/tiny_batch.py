@@ -27,7 +27,7 @@ model, report = bn.freeze(model)  # the statistics of pre-training
 ```
 
 ## Fix safety
-None by machine: each way out is another network, and the choice is yours.
+No automatic fix: each way out is another network, and the choice is yours.
 
 ## References
 - xuebinqin/BASNet#42

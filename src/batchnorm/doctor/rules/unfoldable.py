@@ -21,7 +21,7 @@ nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.C
 ```
 
 ## Fix safety
-None by machine: it would be another network.
+No automatic fix: it would be another network.
 
 ## References
 - pytorch/pytorch#104593

@@ -31,7 +31,7 @@ model.train()
 ```
 
 ## Fix safety
-None by machine: the loop has to say ``eval()``. Where training mode is meant (a GAN's generator, a teacher), say so
+No automatic fix: the loop has to say ``eval()``. Where training mode is meant (a GAN's generator, a teacher), say so
 with ``with bn.no_update(model):``, which keeps the statistics.
 
 ## References
@@ -68,7 +68,7 @@ class _Call:
     used: bool = False
 
     def reached(self, *_: Any) -> None:
-        """A backward pass comes by."""
+        """Record that a backward pass reached the call."""
         self.used = True
 
 
@@ -145,7 +145,7 @@ class _Watcher(Watcher):
             )
 
     def _follow(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
-        """Let the graph of this call tell when it is used."""
+        """Hook into the graph of this call to notice its backward pass."""
         call = self.now
         if call is None or call.number != seen.call or run.stepping is not None:
             return

@@ -24,7 +24,7 @@ nn.LayerNorm(20)  # which normalises the last axis
 ```
 
 ## Fix safety
-None by machine: only the model's author knows which axis was meant.
+No automatic fix: only the model's author knows which axis was meant.
 
 ## References
 - DCASE-REPO/dcase2018_baseline#18

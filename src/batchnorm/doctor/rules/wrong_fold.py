@@ -98,7 +98,7 @@ def look(subject: Subject) -> Iterator[Finding]:
 def _layers(
     subject: Subject, before: nn.Module, after: dict[str, nn.Module], gone: list[str]
 ) -> Iterator[tuple[str, str, float]]:
-    """For every BN layer that is gone: the layer in front of it, and how far that is from what both made together."""
+    """For every removed BN layer: the layer before it, and how far its output is from that of both together."""
     with untouched(before):
         graph = trace(in_mode(before, False), subject.example, forward=subject._forward)
     pairs: dict[str, str] = {}

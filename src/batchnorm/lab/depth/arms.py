@@ -119,7 +119,7 @@ class DepthSettings:
                 raise BatchNormError(f"--{flag} is {getattr(self, name)}", do="give a whole number from 1 up")
         for rate in self.rates:
             if not (math.isfinite(rate) and rate > 0):
-                raise BatchNormError(f"{rate} is no learning rate", do="give numbers above 0")
+                raise BatchNormError(f"{rate} is not a learning rate", do="give numbers above 0")
         for option, values in (("rates", self.rates), ("depths", self.depths)):
             if not values or sorted(set(values)) != list(values):
                 given = ", ".join(map(str, values)) or "empty"

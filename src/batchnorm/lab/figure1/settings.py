@@ -46,7 +46,7 @@ class Figure1Settings:
                 raise BatchNormError(f"--{name.replace('_', '-')} is {value}", do="give a whole number from 1 up")
         for rate in self.rates:
             if not (math.isfinite(rate) and rate > 0):
-                raise BatchNormError(f"{rate} is no learning rate", do="give numbers above 0")
+                raise BatchNormError(f"{rate} is not a learning rate", do="give numbers above 0")
         if not self.rates or sorted(set(self.rates)) != list(self.rates):
             given = ", ".join(map(str, self.rates)) or "empty"
             raise BatchNormError(f"--rates is {given}", do="give rising numbers, as 0.3,1,3")

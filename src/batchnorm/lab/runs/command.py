@@ -449,7 +449,7 @@ def give_data(folder: str) -> None:
     """Let this process, and the workers it starts, find data sets in a folder."""
     if folder:
         if not Path(folder).is_dir():
-            raise BatchNormError(f"--data is {folder}, which is no folder", do="name the folder of the data sets")
+            raise BatchNormError(f"--data is {folder}, which is not a folder", do="name the folder of the data sets")
         os.environ["BATCHNORM_DATA"] = str(Path(folder).absolute())
 
 

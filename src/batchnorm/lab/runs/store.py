@@ -218,7 +218,7 @@ def check_kinds(folder: Path) -> None:
     except OSError as error:
         raise BatchNormError(f"{folder} cannot be read ({error.strerror})") from error
     for name, link in names:
-        raise damaged(folder / name, "it is a symbolic link" if link else "it is no regular file")
+        raise damaged(folder / name, "it is a symbolic link" if link else "it is not a regular file")
 
 
 class Store:
