@@ -303,7 +303,7 @@ def test_where_names_other_norms():
     assert "normalises the last axes" in report.left["1"]
     assert report.left["2"] == "a LocalResponseNorm is none of the bricks"
     features = nn.Sequential(nn.LayerNorm(5))
-    assert "only an example can tell" in bn.convert(features, "rms", "*")[1].left["0"]
+    assert "without an example it is unknown" in bn.convert(features, "rms", "*")[1].left["0"]
     assert type(bn.convert(features, "rms", "*", example=torch.randn(3, 5))[0][0]).__name__ == "RMSNorm"
 
 

@@ -150,7 +150,7 @@ def test_a_norm_after_a_moved_layer():
 @pytest.mark.parametrize(("forward", "reason"), [
     (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x)) + m.conv(x), "its output goes to add"),
     (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x)) + m.b(x), "a is"),
-    (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x)).mul(m.b.running_mean[0]), "b stays, for its numbers are also read"),
+    (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x)).mul(m.b.running_mean[0]), "b stays, for its tensors are also read"),
     (lambda m, x: m.a(y := m.conv(x)) * y.shape[1] + m.b(m.conv(x)), "the model reads the size of its output"),
     (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x).relu()), "its output goes to relu"),
     (lambda m, x: {"y": m.a(m.conv(x)) + m.b(y := m.conv(x)), "z": y}, "the model returns its output"),

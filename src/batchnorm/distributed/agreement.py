@@ -1,4 +1,4 @@
-"""Processes that do a thing together: they go on together, end together, and fail together."""
+"""Agreement between processes: they continue together, end together, and fail together."""
 
 from __future__ import annotations
 

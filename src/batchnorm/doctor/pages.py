@@ -74,7 +74,7 @@ def index() -> str:
         f"Made by `{MAKE}` from the docstrings of `batchnorm/doctor/rules/`. `batchnorm explain BN101` prints a page,",
         "`batchnorm rules` this list; [the guide](check.md) says how to check a model. Errors and warnings fail a",
         "check, advice is shown (`--fail-on`). A safe fix keeps what the model computes in evaluation, or evidently",
-        "what is meant; an unsafe one wants to be asked for.",
+        "what is meant; an unsafe one must be requested.",
     ]
     for prefix, title in GROUPS.items():
         own = [rule for code, rule in described().items() if code.startswith(prefix)]

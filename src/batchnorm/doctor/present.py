@@ -133,7 +133,7 @@ def _machine(own: list[Finding], options: bool) -> str:
 
 def _remarks(findings: Shown, options: bool) -> list[str]:
     lines = [
-        f"{code} could not run, which is a bug worth a report: {shorten(printable(why), 400)}"
+        f"{code} failed, which is a bug: please report it: {shorten(printable(why), 400)}"
         for code, why in findings.failed.items()
     ]
     if findings.skipped:

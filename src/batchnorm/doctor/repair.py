@@ -68,6 +68,6 @@ def to_ours(path: str, layer: nn.Module) -> Change | str:
     if old in OURS.values():
         return "it is a layer of ours already"
     if old not in OURS:
-        return f"{old.__name__} is a class of its own, and may compute something else"
+        return f"{old.__name__} is a custom class, and may compute something else"
     layer.__class__ = OURS[old]
     return Change(path, "class", f"torch.nn.{old.__name__}", f"batchnorm.{old.__name__}")

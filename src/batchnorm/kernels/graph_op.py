@@ -119,7 +119,7 @@ def _run() -> Any:
     kernel = kernels.kernel()
     if kernel is None:
         raise BatchNormError(
-            f"the graph was compiled for the native kernel, but here are {kernels.describe()}",
+            f"the graph was compiled for the native kernel, but this process uses {kernels.describe()}",
             do="compile it in a process with the same settings",
         )
     return kernel.run

@@ -80,7 +80,7 @@ class Journal:
     def fail(self, what: str, error: Exception, step: int) -> None:
         """Disable what failed, and warn once."""
         self.failed[what] = f"{type(error).__name__}: {error}"
-        self.warn(f"watch: {what!r} failed at step {step} and is left out from now on ({self.failed[what]})")
+        self.warn(f"watch: {what!r} failed at step {step} and is disabled from now on ({self.failed[what]})")
 
     def warn(self, text: str) -> None:
         """Warn at the user's own line."""

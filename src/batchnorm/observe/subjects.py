@@ -104,7 +104,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 @lru_cache(maxsize=64)
 def sampled_places(count: int, most: int = SAMPLE) -> Tensor | None:
-    """Which of ``count`` values are looked at, by number; None: all.
+    """Return which of ``count`` values are sampled, by index; None means all.
 
     >>> sampled_places(10), sampled_places(10, most=4)
     (None, tensor([0, 7, 4, 1]))

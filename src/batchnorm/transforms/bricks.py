@@ -83,7 +83,7 @@ def kind_of(layer: nn.Module) -> str:
     >>> kind_of(nn.BatchNorm2d(4)), kind_of(nn.GroupNorm(1, 4)), kind_of(nn.Linear(1, 1))
     ('batch', 'layer', '')
 
-    A BN layer of a class of its own counts as "batch".
+    A BN layer of a custom class counts as "batch".
     """
     cls = layer._norm if isinstance(layer, Followed) else type(layer)
     if isinstance(layer, nn.GroupNorm) and cls in _KINDS and layer.num_groups == 1:
@@ -124,13 +124,13 @@ def unfit(layer: nn.Module, to: str, seen: SeenShape, measured: bool) -> str:
     if isinstance(layer, (nn.LayerNorm, nn.RMSNorm)) and (len(layer.normalized_shape) != 1 or not seen.features):
         return f"the {name} normalises the last axes, and a brick has its channels in axis 1"
     if isinstance(layer, (nn.LayerNorm, nn.RMSNorm)) and seen.dims is None:
-        return f"whether the {name}'s last axis is that of the channels, only an example can tell: give one"
+        return f"without an example it is unknown whether the {name}'s last axis is the channels: give one"
     if isinstance(layer, DyT) and layer.channel_axis != 1:
         return f"its channels are axis {layer.channel_axis}, and a brick has them in axis 1"
     if isinstance(layer, FilterResponseNorm) and layer.tau is not None:
-        return "its learned threshold has no place in another norm"
+        return "another norm has no place for its learned threshold"
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
-        return "it keeps statistics, and an instance norm that does is another thing in evaluation"
+        return "it keeps running statistics, and such an instance norm computes something else in evaluation"
     if to in OF_BATCHES and not measured:
         return f"a {name} keeps no statistics of batches: give data= to measure them"
     if to == "sync":
@@ -152,7 +152,7 @@ def _unfit_of_batches(layer: _BatchNorm, kind: str, to: str) -> str:
         cls = type(layer)
         names = ("forward", "_apply_to", "_observe", "_groups")
         if any(getattr(cls, own) is not getattr(_BatchNormBase, own) for own in names):
-            return f"{name} is a class of its own, with other ways than batch norm's"
+            return f"{name} is a custom class that overrides parts of batch norm"
     return ""
 
 

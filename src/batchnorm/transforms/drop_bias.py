@@ -63,7 +63,7 @@ def drop_bias(
 
     A bias goes if its convolution or linear layer feeds BN layers only, over the right axis, and these are fed by
     nothing else; wherever there is another reason, the report gives it. A frozen BN layer does not cancel a bias.
-    ``modules``, if given, are the paths of the only layers that are looked at.
+    ``modules``, if given, are the paths of the only layers to consider.
 
     ``optimizer``: one or several, made for ``model``; they go over to the copy with their groups and their state,
     without what they held of the biases. ``example`` is what the model is called with, as in `batchnorm.trace`. Above

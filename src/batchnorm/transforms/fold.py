@@ -165,9 +165,9 @@ class _Folding:
         if any("mask" in call.arguments or "2" in call.arguments for call in calls):
             return "it is called with a mask"
         if any(main(call) is None for call in calls):
-            return "what it is given is not a tensor of its own"
+            return "its input is not passed as one tensor"
         readers = self.near.functions_reading(norm)
-        return f"its numbers are also read by {readers}" if readers else ""
+        return f"its tensors are also read by {readers}" if readers else ""
 
     # ---- the layer before
 

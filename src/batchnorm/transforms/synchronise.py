@@ -90,7 +90,7 @@ def separate(layer: _BatchNorm) -> str:
         return "it is not synchronised"
     was = getattr(layer, "_was", None)
     if was is None and cls is not SyncBatchNorm:
-        return f"{cls.__name__} is a class of its own"
+        return f"{cls.__name__} is a custom class"
     for name in ("_held", "_path", "_was"):
         vars(layer).pop(name, None)
     plain: Any = BatchNorm if was is None or was is TORCHS else was

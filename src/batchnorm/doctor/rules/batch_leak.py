@@ -51,7 +51,7 @@ from batchnorm.preserve import in_mode
 from batchnorm.records import Finding
 
 BATCHES = 32  # whose classes are counted before one judges
-MEASURED = 12  # of which the means are looked at
+MEASURED = 12  # sampled batches
 STRIDE = 1024  # at most, from one batch that is looked at to the next
 SPREAD = 2.0  # times as much as by chance
 SURE = 8.0  # standard deviations of chance

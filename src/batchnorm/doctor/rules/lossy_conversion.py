@@ -72,8 +72,8 @@ def look(subject: Subject) -> Iterator[Finding]:
         if dead:
             yield RULE.found(
                 path,
-                f"it is a plain {type(layer).__name__} that never calls its {', '.join(dead)}: a conversion has taken "
-                "the class away that did",
+                f"it is a plain {type(layer).__name__} that never calls its {', '.join(dead)}: a conversion "
+                "removed the class that did",
                 _REPAIR, fix="none", submodules=len(dead), lost=list(dead),
             )  # fmt: skip
         elif syncing and not isinstance(layer, (Synchronised, *_TORCHS[3:])) and type(layer) not in _TORCHS:

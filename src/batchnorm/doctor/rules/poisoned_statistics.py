@@ -88,8 +88,8 @@ def _spoiled_data(subject: Subject) -> Iterator[Finding]:
         if place:
             yield RULE.found(
                 "",
-                f"the example has {wrong} NaN or infinite values of {total}, and they reach {place}: what rules "
-                "measured on it says nothing",
+                f"the example has {wrong} NaN or infinite values of {total}, and they reach {place}: "
+                "measurements on it are invalid",
                 DATA,
                 fix="none", values=wrong, of=total, reaches=place,
             )  # fmt: skip
@@ -103,8 +103,8 @@ def _spoiled_data(subject: Subject) -> Iterator[Finding]:
     ours = bool(subject.layers) and all(isinstance(layer, _BatchNormBase) for _, layer in subject.layers)
     which = f"all {len(inputs)} batches" if every else f"{len(bad)} of {len(inputs)} batches"
     harm = (
-        "what rules measured on them says nothing" if every
-        else "the layers, ours, do not learn from those" if ours
+        "measurements on them are invalid" if every
+        else "our layers do not update from them" if ours
         else "one is enough to poison the running statistics in training"
     )  # fmt: skip
     yield RULE.found(

@@ -81,8 +81,8 @@ def look(subject: Subject) -> Iterator[Finding]:
     for path in always:
         yield RULE.found(
             path,
-            "it normalises with the statistics of the batch in evaluation mode too, so that what is exported answers "
-            "for whole batches only",
+            "it normalises with the statistics of the batch in evaluation mode too, so that the output for an "
+            "example depends on its batch",
             "give it running statistics (track_running_stats=True), bn.calibrate(model, batches), then export",
             fix="none",
             channels=dict(subject.layers)[path].num_features,

@@ -182,7 +182,7 @@ class _Watcher(Watcher):
             return
         yield RULE.found(
             path,
-            f"its running statistics moved in {len(longest)} calls in a row that no backward pass came from, as in a "
+            f"its running statistics moved in {len(longest)} calls in a row without a backward pass, as in a "
             "validation that forgot model.eval() and torch.no_grad()",
             REPAIR,
             step=longest[0].step,

@@ -83,7 +83,7 @@ def look(subject: Subject) -> Iterator[Finding]:
         far = "gives another shape" if math.isinf(apart) else f"is off by {apart:.2g} of the largest number"
         yield RULE.found(
             path,
-            f"{norm} was folded into it wrongly: given what it was given before, it {far}; {outputs}",
+            f"{norm} was folded into it wrongly: for the same input, it {far}; {outputs}",
             REPAIR,
             norm=norm,
             layer_relative=apart,
