@@ -49,8 +49,8 @@ def check(
     advice   0: BN101 bias-before-norm: its bias of 8 values does nothing: 1 subtracts the mean
     1 advice
 
-    The more inputs are given, the more rules can run: ``example`` is what the model is called with (a tensor, a tuple of
-    arguments, a dictionary of named ones), ``data`` batches of it (pairs with labels, or anything that ``forward(model,
+    More rules can run with more inputs: ``example`` is what the model is called with (a tensor, a tuple of arguments,
+    a dictionary of named ones), ``data`` batches of it (pairs with labels, or anything that ``forward(model,
     batch)`` can take; a DataLoader too), ``optimizer`` one or several (or wrappers of them), ``before`` the model
     before it was converted, pruned or folded by another tool, ``process_group`` the ranks that train it together (every
     one of them calls this), ``purpose="export"`` that it is to be exported next. ``findings.skipped`` says which rules

@@ -57,9 +57,9 @@ static void wait_for(const _Atomic int64_t *done, int64_t tasks) {
 }
 
 /* Every thread has a share of neighbouring tasks, the same one in every call, so that it meets its own data in its own
- * cache; when it is through, it helps the others, so that it waits only for tasks that another thread has
- * begun, never for a thread that has not started. Which thread runs a task never changes a result. A phase ends with its last task, not with its last
- * thread: starting and ending the threads for every phase takes longer. */
+ * cache; when it is through, it helps the others, so that it waits only for tasks that another thread has begun, never
+ * for a thread that has not started. Which thread runs a task never changes a result. A phase ends with its last task, not
+ * with its last thread: starting and ending the threads for every phase takes longer. */
 static void work(void *data) {
     job *j = data;
     const int64_t me = j->threads > 1 ? thread_number() : 0;

@@ -141,8 +141,8 @@ static int is_word(PyObject *object, const char *word) {
 static int is_bool(PyObject *object) { return object == Py_True || object == Py_False; }
 
 /* What a layer's `forward` would hand to `normalize`: its tensors and its switches, from its __dict__ (borrowed). A tensor or
- * switch that is missing there, or is not of the usual kind, is declined. (Methods set on a
- * layer object are not looked for.) */
+ * switch that is missing there, or is not of the usual kind, is declined. (Methods set on a layer object are
+ * not looked for.) */
 static enum answer read_layer(PyObject *own, request *q) {
     PyObject *parameters = PyDict_GetItemWithError(own, name__parameters), *buffers = PyDict_GetItemWithError(own, name__buffers);
     if (parameters == NULL || buffers == NULL || !PyDict_Check(parameters) || !PyDict_Check(buffers)) return DECLINED;
