@@ -23,7 +23,7 @@ SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr
 
 
 def check_model(model: Any, where: str) -> None:
-    """Refuse what is no model.
+    """Raise if this is not a model.
 
     >>> check_model(nn.Linear, "fuse")
     Traceback (most recent call last):
@@ -38,7 +38,7 @@ def check_model(model: Any, where: str) -> None:
 
 
 def check_names(given: Any, name: str, where: str) -> tuple[str, ...]:
-    """Return names that were given as one string or several; refuse what is no string.
+    """Return names that were given as one string or several. Raises for anything else.
 
     >>> check_names("head", "leave", "fold"), check_names(["a", "b"], "leave", "fold")
     (('head',), ('a', 'b'))
@@ -237,7 +237,7 @@ def check_tensors(
     residual: Tensor | None,
     where: str,
 ) -> None:
-    """Refuse what is no tensor, has no strides, or has lost its memory.
+    """Raise if this is not a tensor, has no strides, or has lost its memory.
 
     >>> check_tensors(torch.zeros(4, 3), None, None, [1.0, 1.0, 1.0], None, None, "bn1")
     Traceback (most recent call last):
@@ -305,7 +305,7 @@ def overlap(running_mean: Tensor, running_var: Tensor) -> bool:
     rows = []
     for row in (running_mean, running_var):
         if type(row) not in (Tensor, torch.nn.Parameter) or row.dim() != 1 or not row.data_ptr():
-            return False  # no memory of its own: torch warns whoever asks a fake tensor for its address
+            return False  # no memory of its own: torch warns on reading a fake tensor's address
         size, step, start = row.shape[0], row.stride(0) * row.element_size(), row.data_ptr()
         if step == 0 and size > 1:
             return True

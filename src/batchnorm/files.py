@@ -131,7 +131,7 @@ def _longest(folder: Path) -> int:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Read a whole file; refuse what is no file, which might never end, and what is too large for memory.
+    """Read a whole file. Raises for pipes and devices, which may never end, and for files too large for memory.
 
     >>> read_bytes("/dev/zero")
     Traceback (most recent call last):

@@ -85,7 +85,7 @@ def backend(group: Any, device: torch.device) -> tuple[str, torch.device]:
     cpu = torch.device("cpu")
     try:
         name = group._get_backend(device).name()
-    except RuntimeError:  # nothing in this group speaks for that device
+    except RuntimeError:  # the group has no backend for that device
         name, device = group._get_backend(cpu).name(), cpu
     # gloo's messages leave from main memory anyway.
     return name, cpu if name == "gloo" else device

@@ -164,7 +164,7 @@ def passed_by(layer: nn.Module, how: str) -> None:
 
 
 def arrived() -> None:
-    """Note that an exchange was made: what was passed by before it is of no interest any more."""
+    """Note that an exchange was made, and forget the layers that ran without one before it."""
     _passed.clear()
 
 

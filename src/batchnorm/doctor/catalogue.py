@@ -74,7 +74,7 @@ def described() -> dict[str, Rule]:
 
 @lru_cache
 def _read(code: str) -> Rule:
-    """Read what the file of a rule gives ``Rule(...)``; what is no constant there is a stand-in."""
+    """Read the arguments of ``Rule(...)`` in the file of a rule; those that are not constants become stand-ins."""
     file = Path(__file__).parent / "rules" / f"{FILES[code]}.py"
     tree = ast.parse(file.read_text(encoding="utf-8"))
     call = next(

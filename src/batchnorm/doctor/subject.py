@@ -320,7 +320,7 @@ def measured(model: nn.Module, batches: Sequence[Any], forward: Forward | None) 
     65
 
     Small batches are joined (see `larger`); a batch that a layer refuses because it has one value per channel is left
-    out; one that is not finite is passed over in silence, for another rule speaks of it.
+    out; one that is not finite is skipped, because another rule reports it.
     """
 
     def run(model: nn.Module, batch: Any) -> Any:

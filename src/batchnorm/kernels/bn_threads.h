@@ -2,7 +2,7 @@
 
 /* ---- threads ------------------------------------------------------------------------------------------------ */
 
-/* While waiting: leave the core to its other half; to whoever has none; or for a while. */
+/* While waiting: yield the core to its other hardware thread; to another thread; or sleep for a while. */
 static void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -27,7 +27,7 @@ static thread_number_fn thread_number;
 
 enum { MAX_THREADS = 256 };
 
-/* What all threads do before any of them goes on: so many tasks, in this order or the other. */
+/* Work that all threads finish before any of them continues: so many tasks, in this order or the other. */
 typedef struct {
     task_fn run;
     int64_t tasks;

@@ -19,7 +19,7 @@ typedef struct {
     int64_t code;
 } request;
 
-/* What of it the backward pass needs: numbers, in a bytes object. The addresses of tensors have no meaning any more. */
+/* The part that the backward pass needs: numbers, in a bytes object. Addresses of tensors are no longer valid then. */
 typedef struct {
     bn_args args;
     kernel_entry entry;

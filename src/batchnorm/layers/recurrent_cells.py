@@ -55,7 +55,7 @@ class Recurrent(Switches):
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Draw weights and biases anew, as torch does, and reset the normalisers.
+        """Initialise weights and biases as torch does, and reset the normalisers.
 
         >>> cell = BatchNormGRUCell(2, 4)
         >>> cell.reset_parameters()

@@ -72,7 +72,7 @@ def watch(
     networks in one file apart. ``seen.records`` is everything so far, ``seen.show()`` prints it, a notebook draws it.
 
     The training is not changed: not its numbers, its random states, modes or hooks. A quantity or a file that fails is
-    warned of and left out from then on; the training goes on.
+    warned of and disabled from then on; the training continues.
     """
     check_hookable(model, _HERE)
     for name, number, least in (("every", every, 1), ("bins", bins, 1), ("start", start, 0)):

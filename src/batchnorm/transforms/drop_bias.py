@@ -56,7 +56,7 @@ def drop_bias(
 
     With the batch's statistics the mean that is subtracted contains the bias, whose gradient is zero but for rounding.
     For evaluation, ``running_mean`` is lowered by it. So both functions stay: the certificate is for evaluation mode,
-    and the outputs with batch statistics are compared too. Training goes on as it would have: the report's
+    and the outputs with batch statistics are compared too. Training continues as it would have: the report's
     ``gradients`` are those of all parameters that stay and of the inputs, in training and in evaluation, with what the
     step leaves in the buffers (a running mean without the bias in it). There are none where the example is too small to
     train on (one value per channel) or the model cannot run backward.

@@ -130,7 +130,7 @@ def copied_with(
     memo: dict[int, Any] = dict(share or {})
     for module in model.modules():
         for value in tensors_in(vars(module)):
-            # A weight that is computed anew before every run (torch.nn.utils.weight_norm, pruning), or a cache that a
+            # A weight that is recomputed before every run (torch.nn.utils.weight_norm, pruning), or a cache that a
             # forward filled, cannot be copied with what it was computed from; its numbers will do until then.
             if not value.is_leaf:
                 memo.setdefault(id(value), value.detach().clone())

@@ -58,7 +58,7 @@ def fuse(
     timm's with dropout and activation, which is tried. A ReLU, ReLU6 or LeakyReLU that alone reads what a BN layer
     makes goes into the layer; so does a sum with a tensor of the same shape before it (``relu(bn(x) + identity)``).
     Where both are modules, the activation becomes an ``Identity``; where they are functions, operators, or an
-    activation module with other callers, the forward of the smallest module around them is written anew with torch.fx,
+    activation module with other callers, the forward of the smallest module around them is rewritten with torch.fx,
     and the module gets a subclass of its class that has this forward. Code that torch.fx cannot trace stays as it is,
     and its layers are only exchanged: the report says why.
 
@@ -266,7 +266,7 @@ class _Fusing:
     # ---- code
 
     def _fuse_code(self, scope: str, tails: dict[nn.Module, _Tail], inputs: list[Any]) -> None:
-        """Write the forward of one module anew, if it comes out the same."""
+        """Rewrite the forward of one module, if its results stay the same."""
         block = self.model.get_submodule(scope)
         start = f"{scope}." if scope else ""
         wanted: dict[str, Wanted] = {}

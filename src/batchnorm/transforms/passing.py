@@ -127,7 +127,7 @@ def flattened(graph: Graph, call: Call) -> int:
 
 
 def keeps_rows(graph: Graph, call: Call) -> bool:
-    """Whether a call only arranges the rows of a tensor anew: each keeps its numbers, in the last axis.
+    """Whether a call only rearranges the rows of a tensor: each keeps its values, in the last axis.
 
     >>> from batchnorm import trace
     >>> graph = trace(nn.Sequential(nn.Flatten(0, 1)), torch.randn(2, 3, 4))

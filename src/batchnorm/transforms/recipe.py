@@ -97,7 +97,7 @@ def _schedule(scheduler: Any, optimizers: tuple[Optimizer, ...], faster: float) 
         raise BatchNormError(
             f"how to make a {type(scheduler).__name__} faster is not known (known: {known})",
             where=_HERE,
-            do="make the scheduler anew after recipe(), with its times divided",
+            do="make a new scheduler after recipe(), with its times divided",
         )
 
     def change(factor: float) -> list[Change]:

@@ -36,7 +36,7 @@ layer = bn.BatchNorm2d(64, statistics="batch")  # the batch's, always
 ```
 
 ## Fix safety
-Safe: the layer goes on to do what it does now, in training and in evaluation, and says so with explicit switches.
+Safe: the layer computes what it does now, in training and in evaluation, with explicit switches.
 Whether that is what was meant is for you to say. Where nothing sensible happens now (one buffer of two), there is no
 fix.
 

@@ -54,7 +54,7 @@ from batchnorm.transforms.convert import convert
 LOST = 1e-3  # of what the layer made: more than rounding, less than any activation
 _TORCHS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _SHAPES = ((66,), (66, 3), (66, 3, 3), (66, 2, 2, 2))  # batches that hold two ghost batches of the usual size
-_REPAIR = "bn.convert(model, 'sync') keeps what a class does; convert the model anew, from before"
+_REPAIR = "bn.convert(model, 'sync') keeps what a class does; convert the original model again"
 
 
 def look(subject: Subject) -> Iterator[Finding]:

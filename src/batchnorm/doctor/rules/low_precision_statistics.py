@@ -23,7 +23,7 @@ with torch.autocast("cuda", torch.float16):  # or keep the BN layers of a half m
 
 ## Fix safety
 Safe: the tensors become float32 (optimiser states too), what the layer is given and gives keeps its type. What rounding
-has lost does not come back: measure the statistics anew with `batchnorm.calibrate`. A layer that does not take
+has lost does not come back: recompute the statistics with `batchnorm.calibrate`. A layer that does not take
 tensors of both types (tried on a copy) is left alone.
 
 ## References

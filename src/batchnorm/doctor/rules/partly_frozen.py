@@ -14,7 +14,7 @@ given, 50 for a copy), also under ``torch.no_grad()`` and where no gradient reac
 by ``eval()`` for some steps, and is not any more; and the other half: a model that trained in training mode, was put
 into evaluation mode to validate, and trains on in it, so that gamma, beta and weights learn and the statistics stand
 still. Layers that are in evaluation mode from the first step on, or while the model itself is in training mode, are
-frozen on purpose (of new ones BN202 speaks).
+frozen on purpose (new ones are reported by BN202).
 
 ## Why is this bad?
 ``requires_grad = False`` does not reach buffers: the "frozen" backbone normalises with batch statistics, and its

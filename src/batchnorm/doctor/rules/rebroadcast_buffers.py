@@ -57,7 +57,7 @@ def look(subject: Subject) -> Iterator[Finding]:
     for path, module in subject.net.named_modules():
         if not isinstance(module, DistributedDataParallel) or not module.broadcast_buffers or not _in_place(module):
             continue
-        layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and _minds(m)]
+        layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and _breaks_on_writes(m)]
         if layers:
             yield RULE.found(
                 path,
@@ -77,7 +77,7 @@ def _in_place(wrapper: DistributedDataParallel) -> bool:
         return False
 
 
-def _minds(layer: _BatchNorm) -> bool:
+def _breaks_on_writes(layer: _BatchNorm) -> bool:
     return not isinstance(layer, _BatchNormBase) and layer.running_mean is not None
 
 
@@ -96,7 +96,7 @@ class _Watcher(Watcher):
         self.waiting: dict[str, list[weakref.ref[_Mark]]] = {}
 
     def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
-        if _minds(seen.layer) and seen.gradients and seen.y.requires_grad and not seen.recomputed:
+        if _breaks_on_writes(seen.layer) and seen.gradients and seen.y.requires_grad and not seen.recomputed:
             assert seen.layer.running_mean is not None
             mark = _Mark(seen.layer.running_mean._version)
             seen.y.register_hook(mark)  # type: ignore[no-untyped-call]

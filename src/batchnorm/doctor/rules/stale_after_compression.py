@@ -9,7 +9,7 @@ Where labels are given, it is reported only if exact statistics raise accuracy, 
 ## Why is this bad?
 Pruning, quantising and merging change what every BN layer is given, and the running statistics are still those of the
 network before. Most of the accuracy that is lost is lost here, and costs no training to get back: one network fell to
-14.0 % and had 65.2 % after its statistics had been measured anew.
+14.0 % and had 65.2 % after its statistics had been recomputed.
 
 ## Example
 ```python
@@ -96,7 +96,7 @@ def look(subject: Subject) -> Iterator[Finding]:
 
 
 def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
-    """Measure the statistics anew."""
+    """Recompute the statistics."""
     repair.model, done = measured(repair.model, repair.need("batches", RULE.code), repair.forward)
     return done.report
 

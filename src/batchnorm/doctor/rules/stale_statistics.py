@@ -152,7 +152,7 @@ def _found(norm: Norm, gap: tuple[float, float], layer: Any, effect: Effect) -> 
 
 
 def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
-    """Measure the statistics anew."""
+    """Recompute the statistics."""
     repair.model, done = measured(repair.model, repair.need("batches", RULE.code), repair.forward)
     return done.report
 

@@ -178,7 +178,7 @@ class _Watcher(Watcher):
         of_run = run.layers[path]
         counted, mean = of_run.num_batches_tracked, of_run.running_mean
         reset = counted is not None and int(counted) < self.trained[path]
-        if reset or mean is None or not bool(mean.isfinite().all()):  # measured anew; or BN203's
+        if reset or mean is None or not bool(mean.isfinite().all()):  # being recomputed; or reported by BN203
             return
         yield RULE.found(
             path,

@@ -109,7 +109,7 @@ def look(subject: Subject) -> Iterator[Finding]:
 
 class _Suspect(NamedTuple):
     maker: str  # of an input that has its features last
-    sure: bool  # whether it surely has
+    sure: bool  # whether that is certain
     first: nn.Module | None = None  # the first linear layer, whose input tells more
     reshaped: bool = False
 
@@ -135,7 +135,7 @@ def _suspected(graph: Graph, layer: _BatchNorm) -> _Suspect | None:
 
 
 def _features_last(graph: Graph, call: Call) -> _Suspect | None:
-    """Say who gives (batch, positions, features), and whether it surely does; None if that is not so."""
+    """Return what gives (batch, positions, features), and whether that is certain; None if nothing does."""
     if call.kind == "module" and isinstance(call.target, _LAST):
         return _Suspect(f"{call.name} ({type(call.target).__name__})", True)
     if call.kind == "function" and call.name == "embedding":
