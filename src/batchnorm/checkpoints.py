@@ -120,7 +120,7 @@ def save_state(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> Pat
 
 
 def check_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
-    """Refuse a file name that does not say what to write.
+    """Raise for a file name that does not say what to write.
 
     >>> check_suffix(Path("model.pt"), SUFFIXES)
     """

@@ -107,7 +107,7 @@ def report_nonfinite(finite: Tensor | bool, policy: str, where: str) -> None:
 
 
 def check_dimensions(x: Tensor, where: str) -> None:
-    """Refuse an input without a batch or without channels.
+    """Raise for an input without a batch or without channels.
 
     >>> check_dimensions(torch.zeros(3), "bn1")
     Traceback (most recent call last):
@@ -123,7 +123,7 @@ def check_dimensions(x: Tensor, where: str) -> None:
 
 
 def check_groups(x: Tensor, groups: int, where: str) -> None:
-    """Refuse a number of groups that the samples cannot fall into.
+    """Raise for a number of groups that the samples cannot fall into.
 
     >>> check_groups(torch.zeros(3, 4), 5, "bn1")
     Traceback (most recent call last):
@@ -152,7 +152,7 @@ def check(
     where: str,
     alone: bool = True,
 ) -> None:
-    """Refuse a call that cannot be right, in one sentence; ``alone``: no other process adds to this batch.
+    """Raise for an invalid call, in one sentence; ``alone``: no other process adds to this batch.
 
     >>> check(torch.zeros(1, 3), None, None, None, None, True, 1e-5, "none", None, "bn1")
     Traceback (most recent call last):
@@ -262,7 +262,7 @@ def check_tensors(
 
 
 def check_layout(tensor: Tensor, name: str, where: str) -> None:
-    """Refuse sparse and nested tensors.
+    """Raise for sparse and nested tensors.
 
     >>> check_layout(torch.eye(3).to_sparse(), "the input", "bn1")
     Traceback (most recent call last):
@@ -284,7 +284,7 @@ it with to_dense()
 
 
 def check_numbers(momentum: object, eps: object, negative_slope: object, where: str) -> None:
-    """Refuse what does not stand for a number.
+    """Raise for values that are not numbers.
 
     >>> check_numbers(0.1, "1e-5", 0.01, "bn1")
     Traceback (most recent call last):
@@ -317,7 +317,7 @@ def overlap(running_mean: Tensor, running_var: Tensor) -> bool:
 
 
 def check_running(running_mean: Tensor | None, running_var: Tensor | None, training: bool, where: str) -> None:
-    """Refuse running statistics that require a gradient, or that an update could not write.
+    """Raise for running statistics that require a gradient, or that an update could not write.
 
     >>> check_running(torch.zeros(1).expand(3), torch.ones(3), True, "bn1")
     Traceback (most recent call last):
@@ -354,7 +354,7 @@ def check_statistics(
     reduce: object,
     where: str,
 ) -> None:
-    """Refuse a mask, groups or moments that leave a channel with too few values, or do not go together.
+    """Raise for a mask, groups or moments that leave a channel with too few values, or do not go together.
 
     >>> check_statistics(torch.zeros(3, 4), True, None, 2, None, None, "bn1")
     Traceback (most recent call last):
@@ -397,7 +397,7 @@ def check_dtypes(
     bias: Tensor | None,
     where: str,
 ) -> None:
-    """Refuse dtypes that torch does not mix: only parameters of float32 go with an input of fewer bits.
+    """Raise for dtypes that torch does not mix: only parameters of float32 go with an input of fewer bits.
 
     >>> check_dtypes(torch.zeros(2, 3), None, None, torch.ones(3, dtype=torch.float64), None, "bn1")
     Traceback (most recent call last):

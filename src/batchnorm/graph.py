@@ -91,7 +91,7 @@ def trace(
 
 
 def check_shapes(model: nn.Module, where: str) -> None:
-    """Refuse a model with layers that do not know their shapes yet: it can neither be copied nor measured.
+    """Raise for a model with layers that do not know their shapes yet: it can neither be copied nor measured.
 
     >>> check_shapes(nn.Sequential(nn.LazyLinear(2)), "fuse")
     Traceback (most recent call last):
@@ -106,7 +106,7 @@ def check_shapes(model: nn.Module, where: str) -> None:
 
 
 def check_ready(model: nn.Module, where: str) -> None:
-    """Refuse a model whose modules cannot be watched one by one: a compiled one, or one without its weights.
+    """Raise for a model whose modules cannot be watched one by one: a compiled one, or one without its weights.
 
     >>> check_ready(nn.LazyLinear(3), "fold")
     Traceback (most recent call last):
@@ -123,7 +123,7 @@ def check_ready(model: nn.Module, where: str) -> None:
 
 
 def check_hookable(model: nn.Module, where: str) -> None:
-    """Refuse what `check_ready` refuses, and a model compiled in place: its hooks would not run as it trains.
+    """Raise for what `check_ready` raises for, and for a model compiled in place: its hooks would not run as it trains.
 
     >>> model = nn.Sequential(nn.Linear(2, 1))
     >>> model[0].compile()
@@ -142,7 +142,7 @@ def check_hookable(model: nn.Module, where: str) -> None:
 
 
 def check_weights(model: nn.Module, where: str) -> None:
-    """Refuse a model whose memory was freed or shrunk: copying it or calling torch's layers would end the process.
+    """Raise for a model whose memory was freed or shrunk: copying it or calling torch's layers would end the process.
 
     >>> model = nn.Linear(2, 1)
     >>> _ = model.weight.untyped_storage().resize_(0)
@@ -156,7 +156,7 @@ has 0; give the model with its weights in memory, as before sharding
 
 
 def check_forward(forward: Any, where: str) -> None:
-    """Refuse a ``forward=`` that cannot be called.
+    """Raise for a ``forward=`` that cannot be called.
 
     >>> check_forward(3, "calibrate")
     Traceback (most recent call last):

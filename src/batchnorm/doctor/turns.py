@@ -115,7 +115,7 @@ def _is_cleared(layer: _BatchNorm, look: bool) -> bool:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one call of a step consistently is from the others: in standard deviations, log variance, and significance.
+    """How far one call of a step consistently is from the others: standard deviations, log variance, significance.
 
     ``sureness`` is the square of the mean difference over that of its standard error, about 1 for equal ones; less
     where there are many calls, of which one is always the farthest.

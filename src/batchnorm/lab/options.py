@@ -36,7 +36,7 @@ class Options:
     sigmoid_rates: tuple[float, ...] = SIGMOID_RATES
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot be run."""
+        """Raise for settings that cannot be run."""
         if self.init not in INITS:
             raise BatchNormError(f"--init is {self.init!r}", do=f"choose one of {', '.join(INITS)}")
         for name in ("seeds", "steps", "batch_size", "every"):

@@ -65,7 +65,7 @@ class SignalRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained."""
+        """Raise for what cannot be trained."""
         if self.init not in SCHEMES:
             raise BatchNormError(f"--init is {self.init!r}", do=f"choose one of {', '.join(SCHEMES)}")
         if self.activation not in ACTIVATIONS:

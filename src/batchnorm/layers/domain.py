@@ -238,7 +238,7 @@ add_domain
         return {name: rows for name, rows in found.items() if rows}
 
     def _check_group(self, name: str, count: int, input: Tensor) -> None:
-        """Refuse a lonely example before any domain's statistics move."""
+        """Raise for a lonely example before any domain's statistics move."""
         layer = self._of(name)
         from_batch = layer.training if layer.statistics == "auto" else layer.statistics == "batch"
         if from_batch and layer.one_value == "raise" and count * input[0, 0].numel() == 1:

@@ -124,7 +124,7 @@ class Recurrent(Switches):
         raise NotImplementedError
 
     def _check(self, data: Tensor, what: str) -> None:
-        """Refuse values that are not of this layer's size, dtype or device."""
+        """Raise for values that are not of this layer's size, dtype or device."""
         where, weight = type(self).__name__, getattr(self, f"weight_ih{self.suffixes[0]}")
         if data.shape[-1] != self.input_size:
             raise BatchNormError(

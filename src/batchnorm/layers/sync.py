@@ -145,7 +145,7 @@ class Synchronised(_BatchNormBase):
         return update_running(self.running_mean, self.running_var, whole, momentum)
 
     def _check_channels(self, x: Tensor) -> None:
-        """Refuse before the exchange what would send numbers of another shape than the other ranks'."""
+        """Raise before the exchange if this rank would send another shape than the other ranks."""
         if x.dim() < 2 or x.shape[1] != self.num_features:
             raise BatchNormError(
                 f"expected an input of {self.num_features} channels (dimension 1), got shape {list(x.shape)}",

@@ -253,7 +253,7 @@ def _sizes(inputs: Any) -> str:
 
 
 def _check_target(option: str, path: Path | None, force: bool = False, suffixes: tuple[str, ...] = ()) -> None:
-    """Refuse a file that could not be written, or that exists, before anything is computed.
+    """Raise for a file that could not be written, or that exists, before anything is computed.
 
     >>> _check_target("--out", Path("/"))
     Traceback (most recent call last):

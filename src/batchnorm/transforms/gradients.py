@@ -300,7 +300,7 @@ def _two_steps(
 
 
 def _check_numbers(old: Step, when: str, verb: str) -> None:
-    """Refuse to compare with NaN, which nothing is equal to."""
+    """Raise if there is NaN to compare with, which equals nothing."""
     for kind in ("outputs", "gradients"):
         for name, tensor in old.kinds[kind].items():
             if tensor is not None and bool(tensor.isnan().any()):

@@ -107,7 +107,7 @@ def class_folders(folder: Path) -> tuple[str, ...]:
 
 
 def check_same_classes(root: Path, train: str, val: str, classes: tuple[str, ...]) -> None:
-    """Refuse class folders that only one of both parts has; labels would mean different classes."""
+    """Raise for class folders that only one of both parts has; labels would mean different classes."""
     others = class_folders(root / val)
     for has, lacks, only in (
         (train, val, sorted(set(classes) - set(others))),
@@ -193,7 +193,7 @@ def import_pillow() -> Any:
 
 
 def check_pixels(width: int, height: int, name: str) -> None:
-    """Refuse an image that would fill the memory, before any of it is decoded.
+    """Raise for an image that would fill the memory, before any of it is decoded.
 
     >>> check_pixels(1 << 15, 1 << 15, "bomb.png")
     Traceback (most recent call last):

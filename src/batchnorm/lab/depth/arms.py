@@ -112,7 +112,7 @@ class DepthSettings:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot be run."""
+        """Raise for settings that cannot be run."""
         for name in ("seeds", "steps", "batch_size", "every"):
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")

@@ -39,7 +39,7 @@ class Figure1Settings:
     smoothed_over: int = 5  # validations
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot be run."""
+        """Raise for settings that cannot be run."""
         for name in ("seeds", "steps", "batch_size", "every"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -314,7 +314,7 @@ def clean(
 
 
 def refuse_busy(folders: list[Folder]) -> None:
-    """Refuse to delete what another process is at."""
+    """Raise for to delete what another process is at."""
     busy = [folder.path.name for folder in folders if folder.state == RUNNING]
     if busy:
         raise BatchNormError(f"{', '.join(busy)} is under way", do="end it first")

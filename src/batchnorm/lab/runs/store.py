@@ -205,7 +205,7 @@ def damaged(path: Path, why: str) -> BatchNormError:
 
 
 def check_kinds(folder: Path) -> None:
-    """Refuse links, pipes and devices in the place of a run's files: a run may come from another user.
+    """Raise for links, pipes and devices in the place of a run's files: a run may come from another user.
 
     To write through a link would change a file that is not the run's, and a pipe would wait for ever.
     """
