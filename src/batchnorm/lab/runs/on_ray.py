@@ -131,7 +131,7 @@ def check_answers(on: str, address: str) -> None:
 
 
 def check_shared(ray: Any, affinity: Any, root: Path) -> None:
-    """Raise for a store that a node of the cluster does not see: its runs would be written where they cannot be found."""
+    """Raise for a store that a node of the cluster does not see: its runs would be lost."""
     marker = root / f".seen-{secrets.token_hex(8)}"
     write_atomically(marker, "")
     try:
