@@ -44,11 +44,11 @@ def fix(
     >>> repaired[0].bias is None, len(check(repaired, x, select=["BN101"]))
     (True, 0)
 
-    Only what is safe is repaired, unless ``unsafe`` is true; what is left, also for lack of an example or data, has its
-    reason in the report. ``example``, ``data``, ``forward`` and the optimisers are those of the check unless given. The
-    optimisers follow to the copy with their groups and state; if anything raises, neither they nor the model have
-    changed. If every repair keeps the function in evaluation mode the certificate says that it did, up to ``tolerance``
-    (a share of the largest output), else how far the outputs moved.
+    Only safe repairs are made, unless ``unsafe`` is true. Findings that are left, also for lack of an example or data,
+    have the reason in the report. ``example``, ``data``, ``forward`` and the optimisers are those of the check unless
+    given. The optimisers follow to the copy with their groups and state; if anything raises, neither they nor the model
+    have changed. If every repair keeps the function in evaluation mode the certificate confirms that, up to
+    ``tolerance`` (a share of the largest output); else it says how far the outputs moved.
     """
     subject = findings.subject if isinstance(findings, Findings) else None
     wanted = list(findings)

@@ -43,17 +43,17 @@ def monitor(
     >>> run.findings.codes
     ('BN301',)
 
-    What is found is warned of once for every rule, at the step where it happens, and collected in ``run.findings``.
-    ``copies`` are averaged, target or teacher networks that follow the model, by name. In every ``every``-th step the
-    values are read, in the others only shapes and flags. ``run.set_labels(labels)`` before a call gives the labels of
-    its batch. A rule that raises is disabled from then on and listed in ``run.failed``; the training continues.
+    Each rule warns once, at the step where it finds something; all findings are in ``run.findings``. ``copies`` are
+    averaged, target or teacher networks that follow the model, by name. In every ``every``-th step the values are read,
+    in the others only shapes and flags. ``run.set_labels(labels)`` before a call gives the labels of its batch. A rule
+    that raises is disabled from then on and listed in ``run.failed``; the training continues.
 
     ``optimizer`` is one, several or a dictionary of them; the optimizer inside a wrapper is found (accelerate's and
     Lightning's, anything with ``.optimizer`` or ``param_groups``: see `batchnorm.optim.unwrapped`). Without it, every
     optimiser that holds parameters of the model counts. Networks that train together, such
     as a GAN's, go into one monitor, ``monitor({"G": generator, "D": discriminator})``: paths begin with the name, and
-    the steps of each are those of its own optimiser. A wrapper (DistributedDataParallel) can be given as well as what
-    is in it; replicas that nn.DataParallel makes are not seen. A compiled model is refused: its hooks would not run.
+    the steps of each are those of its own optimiser. Give a wrapper (DistributedDataParallel) or the module in it;
+    replicas of nn.DataParallel are not seen. A compiled model raises, because its hooks would not run.
     """
     whole = _together(model)
     check_hookable(whole, _HERE)

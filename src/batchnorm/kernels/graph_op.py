@@ -1,12 +1,12 @@
-"""The kernel as operators that compilers see: ``torch.ops.batchnorm.train`` and ``train_backward``.
+"""The kernel as custom operators for `torch.compile`: ``torch.ops.batchnorm.train`` and ``train_backward``.
 
 - torch registers no derivative for an operator that writes to its arguments. These write to none: the moments of the
   batch are an output, and the running statistics follow them in torch's operators, in the same graph.
 - What the backward pass reads is an output, too, so that it does not repeat the forward pass.
-- They take any layout, and answer in it. Inductor gives convolutions channels_last whatever the model says; an operator
-  that insisted on the layout it was traced with would cost a copy on either side.
-- Evaluation has none. Alone, the kernel is faster than the loop that Inductor writes; between convolutions it is not,
-  and it would stand in the way of fusion with neighbors and of folding into convolutions.
+- They take any layout, and return results in it. Inductor gives convolutions channels_last whatever the model says; an
+  operator that insisted on the layout it was traced with would cost a copy on either side.
+- There is no operator for evaluation. Alone, the kernel is faster than the loop that Inductor writes; between
+  convolutions it is not, and it would prevent fusion with neighbors and folding into convolutions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from batchnorm.kernels.saved import Setting, end_of_rows, length_of_notes
 from batchnorm.masks import check_counts
 from batchnorm.moments import Moments
 
-# Compiled graphs stay on disk, and know the sizes of what the operators return: another kernel has another overload.
+# Compiled graphs are cached on disk with the output sizes of the operators, so each kernel ABI has its own overload.
 OVERLOAD = f"abi{native.ABI}"
 _library = torch.library.Library("batchnorm", "FRAGMENT")  # type: ignore[no-untyped-call]
 _TAGS = [getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "flexible_layout") if hasattr(torch.Tag, name)]

@@ -185,13 +185,13 @@ class SyncBatchNorm(Synchronised):
 
     Outputs, gradients and running statistics are those of one process that is given the ranks' batches one after the
     other. Ranks may have batches of different sizes, or none (``x[:0]``). Where there is no process group, or one of a
-    single process, it is plain Batch Normalization. It costs one collective forward and one backward (none if no
-    rank's input needs a gradient, as in a network's first layer); see docs/scaling.md.
+    single process, it is plain Batch Normalization. It costs one collective in the forward pass and one in the backward
+    pass (none if no rank's input needs a gradient, as in a network's first layer); see docs/scaling.md.
 
-    Every rank has to run the same synchronised layers in the same order and mode. One that does not is named, with the
-    layer and the step, in a `BatchNormError` on the others, before the group's timeout is over. For that a process
-    keeps a thread that looks into the group's store twice a second and answers where it is. With
-    ``BATCHNORM_ROLLCALL=off`` in the environment there is none, and a rank that does not come is not named.
+    Every rank has to run the same synchronised layers in the same order and mode. If one does not, a `BatchNormError`
+    on the others names it, with the layer and the step, before the group's timeout. For that each process has a thread
+    that reads the group's store twice a second and answers where the process is. With ``BATCHNORM_ROLLCALL=off`` in the
+    environment there is no thread, and errors do not name the missing rank.
 
     gamma and beta get the gradient of the rank's own loss, which DistributedDataParallel averages over the ranks, as it
     does with all parameters: if every rank's loss is the mean over an equal share of the batch, that is the gradient of

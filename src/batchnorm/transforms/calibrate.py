@@ -114,27 +114,26 @@ def calibrate(
     >>> torch.allclose(better[1].running_mean, y.mean(0), atol=1e-4), torch.allclose(better[1].running_var, y.var(0))
     (True, True)
 
-    ``formula="merged"``: batches are merged by their counts, in float64, with the variance between them, so that how
-    the stream was cut does not matter to what a layer is given. The variance is the unbiased one (n / (n - 1) for all n
-    values of a channel), as in the paper and in the running average that torch keeps. ``formula="paper"`` is line 10
+    ``formula="merged"``: batches are merged by their counts, in float64, with the variance between them, so that the
+    result for given layer inputs does not depend on the sizes of the batches. The variance is the unbiased one (n / (n - 1) for all
+    n values of a channel), as in the paper and in the running average that torch keeps. ``formula="paper"`` is line 10
     of Algorithm 2: the mean over batches of their means and of their unbiased variances, each batch weighing the same
     (`reference.population_statistics`).
 
-    All BN layers use the statistics of each batch in the same pass, as in the paper and as in training; everything
-    else is in evaluation mode (dropout is off). Layers that are called several times see all their calls. Frozen layers
-    work with the statistics they have, and stay as they are (`unfreeze` them first); layers that the batches do not
-    reach and those without running statistics are left, and the report says so. ``num_batches_tracked`` becomes the
-    number of batches a layer saw.
+    All BN layers use the statistics of each batch in the same pass, as in the paper and as in training; everything else
+    is in evaluation mode (dropout is off). Layers that are called several times see all their calls. Frozen layers work
+    with the statistics they have, and stay as they are (`unfreeze` them first); layers that the batches do not reach
+    and those without running statistics are left alone, with the reason in the report. ``num_batches_tracked`` becomes
+    the number of batches a layer saw.
 
     A batch is a tensor, a tuple or list that begins with one, or a dictionary of arguments; for anything else,
-    ``forward`` takes the model and a batch.
-    A tensor or a dictionary in the place of the batches is one batch.
-    ``until=0.01`` stops when no layer's standard error is above (see `Calibrated`); it is looked at after batches
-    4, 5, 6 and so on, and from 16 on after every eighth more. ``max_batches`` stops in any case. ``process_group``:
-    every process of the group shows its model its own share of the data, and all get the statistics of all of it; they
-    stop together, and may have different numbers of batches. None: this process alone. ``progress``: a bar; by
-    default, on a terminal. A batch that raises leaves the model and the optimizers as they were. ``optimizer``: one or
-    several, made for ``model``; they follow to the copy with their groups and state. ``inplace`` changes the model
+    ``forward`` takes the model and a batch. A tensor or a dictionary in the place of the batches is one batch.
+    ``until=0.01`` stops when no layer's standard error is above (see `Calibrated`); it is estimated after batches 4, 5,
+    6 and so on, and from 16 on whenever an eighth more have been read. ``max_batches`` stops in any case.
+    ``process_group``: every process of the group runs its own share of the data, and all get the statistics of the
+    whole; they stop together, and may have different numbers of batches. None: this process alone. ``progress``: a bar;
+    by default, on a terminal. A batch that raises leaves the model and the optimizers as they were. ``optimizer``: one
+    or several, made for ``model``; they follow to the copy with their groups and state. ``inplace`` changes the model
     itself. In a training loop give one of the two (see "Optimizers follow" in docs/transforms.md).
     """
     check_shapes(model, "calibrate")

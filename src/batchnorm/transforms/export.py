@@ -48,8 +48,8 @@ def export(
     batchnorm.errors.BatchNormError: export: the model is in training mode, where BN depends on the batch and moves \
 its statistics; call model.eval() first
 
-    ``example`` is what the model is called with, as for `fold`, whose results are returned. What was written is read
-    back and run, in onnxruntime if that is installed, and has to give what the model gives; else there is no file. A
+    ``example`` is what the model is called with, as for `fold`, whose results are returned. The file is read back and
+    run, in onnxruntime if that is installed; if its outputs differ from the model's, it raises and leaves no file. A
     model without BN is written as it is. ``tolerance`` is the difference allowed in both, as a share of the largest
     output. ``dynamic_shapes`` goes to ``torch.export`` as it is. ONNX needs the packages onnx and onnxscript.
     """

@@ -64,20 +64,19 @@ def fold(
     )
 
     With fixed statistics BN is ``scale * x + shift`` per channel. That goes into the convolution, transposed
-    convolution (grouped too) or linear layer before it, if nothing else reads what that layer makes; or into the one
+    convolution (grouped too) or linear layer before it, if nothing else reads the output of that layer; or into the one
     after it, where that is exact (a linear layer; a convolution without padding); or into another BN layer before it.
-    Pooling, upsampling, reshapes, sums and ``torch.cat`` in between are passed where that is exact. What was fused into
-    a layer of ours (activation, residual) stays in its place. A layer that several places share, each with a BN layer
-    of its own, becomes a copy for each place, and the report says how much memory that takes; not so with
-    ``clone=False``.
+    Pooling, upsampling, reshapes, sums and ``torch.cat`` in between are passed where that is exact. Activations and
+    residuals fused into our layers stay in place. A layer shared by several places, each with its own BN layer,
+    is copied for each place, and the report says how much memory that takes; ``clone=False`` turns this off.
 
-    The model is watched for one run with ``example`` (see `batchnorm.trace`), in evaluation mode, in which the copy
-    that is returned stays: it is for evaluation, and ``train()`` brings back no batch statistics but those of BN layers
-    that were kept. A model that takes other ways for other inputs is folded along the way that this one took.
+    The model runs once with ``example`` (see `batchnorm.trace`), in evaluation mode. The returned copy is for
+    evaluation: after ``train()`` only BN layers that were kept use batch statistics. If the control flow of a model
+    depends on its input, it is folded for the calls that ``example`` makes.
     The report lists what was folded into what, every BN layer that is left with the reason, and the largest difference
     in outputs, on the example and on random inputs. Above the tolerance (1e-4 of the largest output in float32, 1e-10
-    in float64) `NotEquivalent` is raised. The argument is not changed. ``leave`` names BN layers that are to
-    stay: one, or several.
+    in float64) `NotEquivalent` is raised. The argument is not changed. ``leave`` names one or several BN
+    layers to leave unfolded.
     ``progress``: after two seconds a line on stderr says what is being compared; by default, on a terminal.
     """
     check_arguments(model, forward, tolerance, "fold")

@@ -64,11 +64,11 @@ learn True -> False
     (0, False)
 
     A frozen layer normalises with its running statistics, updates nothing, and its gamma and beta do not learn, also
-    after ``train()``. Every layer that keeps statistics of batches is frozen, of whatever library: torch's own BN
-    layers become ours, which have the switches for this; a layer of another class becomes a subclass of its class whose
-    forward runs as in evaluation, while the dropout and the activation inside it go on as before. `unfreeze` restores
-    what was, and names in the ``state_dict`` stay. Layers without running statistics are left alone, with the reason in
-    the report. A layer that keeps statistics and cannot be frozen raises, and nothing has changed.
+    after ``train()``. Every layer that keeps running statistics is frozen, of any library: torch's own BN layers become
+    ours, which have the switches for this; a layer of another class becomes a subclass of its class whose forward runs
+    as in evaluation, while the dropout and the activation inside it work as before. `unfreeze` restores the old layers,
+    and names in the ``state_dict`` stay. Layers without running statistics are left alone, with the reason in the
+    report. If a layer keeps statistics and cannot be frozen, it raises, and nothing is changed.
 
     ``modules``: names of layers or of what contains them, or the modules themselves; None is the whole model.
     ``optimizer``: one or several, made for ``model``; they follow to the copy with their groups and state. Gradients
