@@ -115,10 +115,10 @@ def calibrate(
     (True, True)
 
     ``formula="merged"``: batches are merged by their counts, in float64, with the variance between them, so that the
-    result for given layer inputs does not depend on the sizes of the batches. The variance is the unbiased one (n / (n - 1) for all
-    n values of a channel), as in the paper and in the running average that torch keeps. ``formula="paper"`` is line 10
-    of Algorithm 2: the mean over batches of their means and of their unbiased variances, each batch weighing the same
-    (`reference.population_statistics`).
+    result for given layer inputs does not depend on the sizes of the batches. The variance is the unbiased one (n / (n
+    - 1) for all n values of a channel), as in the paper and in the running average that torch keeps.
+    ``formula="paper"`` is line 10 of Algorithm 2: the mean over batches of their means and of their unbiased variances,
+    each batch weighing the same (`reference.population_statistics`).
 
     All BN layers use the statistics of each batch in the same pass, as in the paper and as in training; everything else
     is in evaluation mode (dropout is off). Layers that are called several times see all their calls. Frozen layers work
