@@ -144,7 +144,7 @@ def test_the_batch_and_the_layer_that_were_first(name, first, inputs, parameters
         (
             "an example",
             "error",
-            "the example has 24 NaN or infinite values of 24, and they reach 1: what rules measured",
+            "the example has 24 NaN or infinite values of 24, and they reach 1: measurements on it",
         ),
         (
             "data",

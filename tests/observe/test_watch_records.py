@@ -84,7 +84,7 @@ def test_a_quantity_that_fails_is_left_out_and_the_training_goes_on(monkeypatch)
     broken = bn.observe.quantity.Quantity("mean", "signal", fails)
     monkeypatch.setitem(QUANTITIES, "mean", broken)
     model = stack()
-    with pytest.warns(bn.BatchNormWarning, match="'mean' failed at step 0 and is left out") as warned:
+    with pytest.warns(bn.BatchNormWarning, match="'mean' failed at step 0 and is disabled") as warned:
         seen = watched(model, steps=3, every=1)
     assert len(warned) == 1
     assert seen.failed == {"mean": "ZeroDivisionError: of no use"}
