@@ -1,8 +1,8 @@
-"""The one thing pyproject.toml cannot say: the C kernel is an optional shared library, not a Python extension.
+"""Builds what pyproject.toml cannot describe: the C kernel is an optional shared library, not a Python extension.
 
-It is loaded with ctypes and knows nothing of Python. The short way to it is an extension, but one for Python's stable
-ABI, and one that can be done without. So one wheel (tag py3-none-<platform>) serves every version. What cannot be
-compiled, the install goes on without: torch's operators do the kernel's work, Python code finds the way to it.
+It is loaded with ctypes and does not use Python. The C call path to it (call.c) is an optional extension for Python's
+stable ABI, so one wheel (tag py3-none-<platform>) serves every version. If either fails to compile, the install
+continues: torch's operators replace the kernel, and Python code calls it without call.c.
 """
 
 import os
@@ -35,7 +35,7 @@ CALL = Extension(
 )
 WITHOUT = {
     KERNEL.name: "the C kernel could not be built; torch's own operators will be used, which are slower",
-    CALL.name: "the short way to the C kernel could not be built (are Python's headers there?); every call will take "
+    CALL.name: "the C call path to the kernel could not be built (are Python's headers there?); every call will take "
     "some microseconds longer",
 }
 

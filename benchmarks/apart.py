@@ -84,9 +84,9 @@ def train_apart(only, batch, threads, steps):
         for (layout, kind), found in times.items():
             bases = {"": ("contiguous", "torch")} if layout == "contiguous" else {
                 "": (layout, "torch"), " contiguous": ("contiguous", "torch")}  # fmt: skip
-            told = "   ".join(f"{_ratio(times[base], found)} torch{word}" for word, base in bases.items())
+            ratios = "   ".join(f"{_ratio(times[base], found)} torch{word}" for word, base in bases.items())
             faults = sorted(n for _, n in samples[layout, kind])[steps // 2]
-            print(f"  {layout + ', ' + kind:<52}{1e3 * found.median:7.0f} ms {faults:7d} page faults   {told}")
+            print(f"  {layout + ', ' + kind:<52}{1e3 * found.median:7.0f} ms {faults:7d} page faults   {ratios}")
             setting = {"subject": subject, "layout": layout, "contender": kind, "apart": True}
             records.append(Measurement("time", setting, found.samples, "s"))
     return records

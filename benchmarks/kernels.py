@@ -36,7 +36,7 @@ def main():
     options = parser.parse_args()
     if options.keep_freed_memory:
         bn.keep_freed_memory()
-    ways = {" from Python": None, " from C": call.short} if options.ways else {"": call.short}
+    ways = {" from Python": None, " from C": call.compiled} if options.ways else {"": call.compiled}
     builds = {f"{path}{way}": (load(path), short) for path in options.libraries for way, short in ways.items()}
     cells = grid.make_cases(
         grid.parse_shapes(options.shapes) if options.shapes else grid.SHAPES,
@@ -86,9 +86,9 @@ def measure(case, builds, rounds):
     }
 
 
-def with_build(kernel, short, step):
+def with_build(kernel, compiled, step):
     def run():
-        kernels._kernel, call.short = kernel, short
+        kernels._kernel, call.compiled = kernel, compiled
         return step()
 
     return run

@@ -28,13 +28,13 @@ def _imports_of_this_test_only(tmp_path_factory):
 
 @pytest.fixture(params=["native", "python", "torch"])
 def path(request, monkeypatch):
-    """How a call goes: to the kernel the short way (where it is plain), to the kernel through Python, or to torch."""
+    """How a call goes: to the kernel from C (if the call is plain), to the kernel from Python, or to torch."""
     if request.param == "torch":
         monkeypatch.setattr(kernels, "_kernel", None)
     elif kernels.kernel() is None:
         pytest.skip(f"no compiled kernel: {kernels.describe()}")
     elif request.param == "python":
-        monkeypatch.setattr(call, "short", None)
-    elif call.short is None:
+        monkeypatch.setattr(call, "compiled", None)
+    elif call.compiled is None:
         pytest.skip(call.reason)
     return request.param

@@ -177,7 +177,7 @@ def test_no_data_is_one_sentence(tmp_path):
     (tmp_path / "empty").mkdir()
     for spec, words in [
         ("no.npy", "there is no file no.npy"),
-        ("data.csv", "'data.csv' is no data; give a file of one of .npy, .npz"),
+        ("data.csv", "'data.csv' is not a data file; give a file of one of .npy, .npz"),
         (str(tmp_path / "text.npy"), "is not a NumPy file"),
         (str(tmp_path / "empty"), "there is no data file in the folder"),
     ]:

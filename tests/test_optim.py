@@ -208,7 +208,7 @@ def test_decay_of_v_keeps_the_learning_rate():
 
 
 class Scales(nn.Module):
-    """A layer that is no norm, with parameters of every number of axes, none of which is called a bias."""
+    """A layer that is not a norm, with parameters of every number of axes, none of which is called a bias."""
 
     def __init__(self):
         super().__init__()

@@ -39,7 +39,7 @@ DOCUMENTED = [
 # Internals whose every example would need ranks, or a page of set-up.
 UNSHOWN = {
     "batchnorm.distributed.exchange",
-    "batchnorm.distributed.rollcall",
+    "batchnorm.distributed.membership",
     "batchnorm.files",
     "batchnorm.kernels.differentiable",
 }

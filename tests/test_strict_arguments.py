@@ -70,7 +70,7 @@ def test_numbers_of_other_classes_still_count(path):
 @MODES
 @pytest.mark.parametrize("name", ["running_mean", "running_var"])
 def test_statistics_that_require_a_gradient(path, name, training):
-    """torch has no derivative for them; without a graph nobody asks for one."""
+    """torch has no derivative for them; without a graph none is needed."""
     arguments = given()
     arguments[name].requires_grad_()
     with pytest.raises(BatchNormError, match=f"{name} requires a gradient"):

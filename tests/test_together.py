@@ -99,7 +99,7 @@ def test_one_compiled_graph_serves_batches_of_many_sizes(make):
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda: bn.make_norm("batch", 16, True), "dims, the number of position axes, is True"),
         (lambda: bn.adapt(small_model(), 3), "the batches are a int; give a list of batches, or a DataLoader"),
@@ -107,6 +107,6 @@ def test_one_compiled_graph_serves_batches_of_many_sizes(make):
     ],
     ids=["dims", "no batches", "lazy"],
 )
-def test_mistakes_are_told_in_a_sentence(call, told):
-    with pytest.raises(bn.BatchNormError, match=told):
+def test_mistakes_get_one_sentence(call, message):
+    with pytest.raises(bn.BatchNormError, match=message):
         call()

@@ -77,7 +77,7 @@ def load_batches(spec: str, *, batch_size: int = 64, dtype: torch.dtype | None =
     if ":" in spec:
         return _Given(spec, dtype)
     raise BatchNormError(
-        f"{spec!r} is no data", do=f"give a file of one of {_KINDS}, a folder of them, or file.py:factory"
+        f"{spec!r} is not a data file", do=f"give a file of one of {_KINDS}, a folder of them, or file.py:factory"
     )
 
 

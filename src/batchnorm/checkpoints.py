@@ -120,7 +120,7 @@ def save_state(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> Pat
 
 
 def check_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
-    """Refuse a file name that does not say what to write.
+    """Raise for a file name that does not say what to write.
 
     >>> check_suffix(Path("model.pt"), SUFFIXES)
     """
@@ -248,7 +248,7 @@ def _without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _fitting(state: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
-    """The state under the names that fit best; what is beside the model goes only if all of the model is there."""
+    """Return the state under the names that fit best. Other entries are dropped only if the whole model is found."""
     needed = {name for name in wanted if not name.endswith("num_batches_tracked")}
     candidates = [state]
     for start in candidates:  # grows while it is read

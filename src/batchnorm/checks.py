@@ -23,16 +23,14 @@ SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr
 
 
 def check_model(model: Any, where: str) -> None:
-    """Refuse what is no model.
+    """Raise if this is not a model.
 
     >>> check_model(nn.Linear, "fuse")
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: fuse: the model is the class Linear; call it, and give what it makes
+    batchnorm.errors.BatchNormError: fuse: the model is the class Linear; call it, and give the result
     """
     if isinstance(model, type):
-        raise BatchNormError(
-            f"the model is the class {model.__name__}", where=where, do="call it, and give what it makes"
-        )
+        raise BatchNormError(f"the model is the class {model.__name__}", where=where, do="call it, and give the result")
     if not isinstance(model, nn.Module):
         raise BatchNormError(
             f"the model is a {type(model).__name__}", where=where, do="give an nn.Module as the first argument"
@@ -40,7 +38,7 @@ def check_model(model: Any, where: str) -> None:
 
 
 def check_names(given: Any, name: str, where: str) -> tuple[str, ...]:
-    """Return names that were given as one string or several; refuse what is no string.
+    """Return names that were given as one string or several. Raises for anything else.
 
     >>> check_names("head", "leave", "fold"), check_names(["a", "b"], "leave", "fold")
     (('head',), ('a', 'b'))
@@ -109,7 +107,7 @@ def report_nonfinite(finite: Tensor | bool, policy: str, where: str) -> None:
 
 
 def check_dimensions(x: Tensor, where: str) -> None:
-    """Refuse an input without a batch or without channels.
+    """Raise for an input without a batch or without channels.
 
     >>> check_dimensions(torch.zeros(3), "bn1")
     Traceback (most recent call last):
@@ -125,7 +123,7 @@ def check_dimensions(x: Tensor, where: str) -> None:
 
 
 def check_groups(x: Tensor, groups: int, where: str) -> None:
-    """Refuse a number of groups that the samples cannot fall into.
+    """Raise for a number of groups that the samples cannot fall into.
 
     >>> check_groups(torch.zeros(3, 4), 5, "bn1")
     Traceback (most recent call last):
@@ -154,7 +152,7 @@ def check(
     where: str,
     alone: bool = True,
 ) -> None:
-    """Refuse a call that cannot be right, in one sentence; ``alone``: no other process adds to this batch.
+    """Raise for an invalid call, in one sentence; ``alone``: no other process adds to this batch.
 
     >>> check(torch.zeros(1, 3), None, None, None, None, True, 1e-5, "none", None, "bn1")
     Traceback (most recent call last):
@@ -239,7 +237,7 @@ def check_tensors(
     residual: Tensor | None,
     where: str,
 ) -> None:
-    """Refuse what is no tensor, has no strides, or has lost its memory.
+    """Raise if this is not a tensor, has no strides, or has lost its memory.
 
     >>> check_tensors(torch.zeros(4, 3), None, None, [1.0, 1.0, 1.0], None, None, "bn1")
     Traceback (most recent call last):
@@ -264,7 +262,7 @@ def check_tensors(
 
 
 def check_layout(tensor: Tensor, name: str, where: str) -> None:
-    """Refuse sparse and nested tensors.
+    """Raise for sparse and nested tensors.
 
     >>> check_layout(torch.eye(3).to_sparse(), "the input", "bn1")
     Traceback (most recent call last):
@@ -286,7 +284,7 @@ it with to_dense()
 
 
 def check_numbers(momentum: object, eps: object, negative_slope: object, where: str) -> None:
-    """Refuse what does not stand for a number.
+    """Raise for values that are not numbers.
 
     >>> check_numbers(0.1, "1e-5", 0.01, "bn1")
     Traceback (most recent call last):
@@ -307,7 +305,7 @@ def overlap(running_mean: Tensor, running_var: Tensor) -> bool:
     rows = []
     for row in (running_mean, running_var):
         if type(row) not in (Tensor, torch.nn.Parameter) or row.dim() != 1 or not row.data_ptr():
-            return False  # no memory of its own: torch warns whoever asks a fake tensor for its address
+            return False  # no memory of its own: torch warns on reading a fake tensor's address
         size, step, start = row.shape[0], row.stride(0) * row.element_size(), row.data_ptr()
         if step == 0 and size > 1:
             return True
@@ -319,7 +317,7 @@ def overlap(running_mean: Tensor, running_var: Tensor) -> bool:
 
 
 def check_running(running_mean: Tensor | None, running_var: Tensor | None, training: bool, where: str) -> None:
-    """Refuse running statistics that require a gradient, or that an update could not write.
+    """Raise for running statistics that require a gradient, or that an update could not write.
 
     >>> check_running(torch.zeros(1).expand(3), torch.ones(3), True, "bn1")
     Traceback (most recent call last):
@@ -356,7 +354,7 @@ def check_statistics(
     reduce: object,
     where: str,
 ) -> None:
-    """Refuse a mask, groups or moments that leave a channel with too few values, or do not go together.
+    """Raise for a mask, groups or moments that leave a channel with too few values, or do not go together.
 
     >>> check_statistics(torch.zeros(3, 4), True, None, 2, None, None, "bn1")
     Traceback (most recent call last):
@@ -399,7 +397,7 @@ def check_dtypes(
     bias: Tensor | None,
     where: str,
 ) -> None:
-    """Refuse dtypes that torch does not mix: only parameters of float32 go with an input of fewer bits.
+    """Raise for dtypes that torch does not mix: only parameters of float32 go with an input of fewer bits.
 
     >>> check_dtypes(torch.zeros(2, 3), None, None, torch.ones(3, dtype=torch.float64), None, "bn1")
     Traceback (most recent call last):

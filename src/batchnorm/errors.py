@@ -23,7 +23,7 @@ class BatchNormError(ValueError):
 
     It is a ``ValueError`` because that is what ``torch.nn`` raises for the same mistakes, so code that catches
     those keeps working. The message is one line without control characters, whatever names it quotes: names may come
-    from a file of somebody else.
+    from a file that is not trusted.
     """
 
     def __init__(self, problem: str, *, where: str = "", do: str = "") -> None:

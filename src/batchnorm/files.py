@@ -76,7 +76,7 @@ def _refusals(target: Path) -> Iterator[None]:
 
 
 def check_target(option: str, path: str | os.PathLike[str], force: bool = False) -> None:
-    """Refuse a file that could not be written, or that exists unless ``force``, before time is spent on its content.
+    """Raise for a file that could not be written, or that exists unless ``force``, before time is spent on its content.
 
     >>> check_target("--out", "/")
     Traceback (most recent call last):
@@ -97,7 +97,7 @@ def check_target(option: str, path: str | os.PathLike[str], force: bool = False)
 
 
 def check_folder(option: str, folder: Path, named: Path | None = None) -> None:
-    """Refuse a folder in which no file could be made; ``named`` is what the user gave.
+    """Raise for a folder in which no file could be made; ``named`` is what the user gave.
 
     >>> check_folder("--out", Path("/dev/null/race"))
     Traceback (most recent call last):
@@ -131,7 +131,7 @@ def _longest(folder: Path) -> int:
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Read a whole file; refuse what is no file, which might never end, and what is too large for memory.
+    """Read a whole file. Raises for pipes and devices, which may never end, and for files too large for memory.
 
     >>> read_bytes("/dev/zero")
     Traceback (most recent call last):
@@ -151,7 +151,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Refuse a folder, a pipe, a socket or a device: reading one may wait for ever.
+    """Raise for a folder, a pipe, a socket or a device: reading one may wait for ever.
 
     >>> check_regular("/dev/null")
     Traceback (most recent call last):
@@ -166,7 +166,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 
 
 def _check_kind(target: Path, given: str = "") -> None:
-    """Refuse to replace a device or a pipe: a file in the place of /dev/null would break the machine."""
+    """Raise for a device or a pipe: a file that replaced /dev/null would break the machine."""
     try:
         mode = os.stat(target).st_mode
     except (FileNotFoundError, NotADirectoryError):

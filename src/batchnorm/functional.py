@@ -156,8 +156,8 @@ def normalize(
     plain = mask is None and groups == 1 and moments is None and reduce is None
     slope = negative_slope if name == "leaky_relu" else 0.0
     if plain:
-        if call.short is not None and not _compiling():
-            done: tuple[Tensor, bool | None] | None = call.short.normalize(
+        if call.compiled is not None and not _compiling():
+            done: tuple[Tensor, bool | None] | None = call.compiled.normalize(
                 x, running_mean, running_var, weight, bias, residual, batches, training, momentum, eps, name, slope
             )
             if done is not None:
@@ -169,7 +169,7 @@ def normalize(
         if mask is not None:
             mask = _as_mask(mask, x, where)
         check_statistics(x, training, mask, groups, moments, reduce, where)
-        if not training:  # then nobody asks what the batch is
+        if not training:  # then the batch's statistics are not used
             groups, moments, reduce, plain = 1, None, None, mask is None
     if batches is not None and not _compiling() and _tracing() is None:
         check_memory(batches, "num_batches_tracked", where)
@@ -229,18 +229,18 @@ def normalize(
             and not batches.is_neg()
         ):
             batches = None
-        told: list[Any] = []
-        rest = _tuple(Rest, (running_mean, running_var, rows, batches, setting, told))
+        results: list[Any] = []
+        rest = _tuple(Rest, (running_mean, running_var, rows, batches, setting, results))
         y = differentiable.differentiable(x, weight, bias, residual, rest)
-        finite = told[0] == 0
+        finite = results[0] == 0
         return y, finite if updates and not (finite and batches is not None) else None
     # The kernel does not update from several groups, nor from moments that were given to it.
     setting = Setting(
         kernel.run, like, layout, True, momentum, eps, slope, name, groups, x.shape[0], _bytes(mask), moments, reduce
     )
-    told = []
-    y = differentiable.differentiable(x, weight, bias, residual, Rest(None, None, (), None, setting, told))
-    found = told[1]
+    results = []
+    y = differentiable.differentiable(x, weight, bias, residual, Rest(None, None, (), None, setting, results))
+    found = results[1]
     if running_mean is None or running_var is None:
         return y, None
     if moments is None:
@@ -293,7 +293,7 @@ def _serves(
     residual: Tensor | None,
     updates: bool = False,
 ) -> tuple[list[int], tuple[int, int, int] | None] | None:
-    """Whether the native kernel may take these: sound, plain CPU tensors of dtypes it knows, and nobody tracing.
+    """Whether the native kernel may run: valid, plain CPU tensors of supported dtypes, and no tracing.
 
     If so, the answer is where it finds mean, variance, weight and bias (0: there is none), or an empty list if they
     have to be converted for it, and how it reads ``x``, if that is contiguous.

@@ -91,7 +91,7 @@ def trace(
 
 
 def check_shapes(model: nn.Module, where: str) -> None:
-    """Refuse a model with layers that do not know their shapes yet: it can neither be copied nor measured.
+    """Raise for a model with layers that do not know their shapes yet: it can neither be copied nor measured.
 
     >>> check_shapes(nn.Sequential(nn.LazyLinear(2)), "fuse")
     Traceback (most recent call last):
@@ -106,7 +106,7 @@ def check_shapes(model: nn.Module, where: str) -> None:
 
 
 def check_ready(model: nn.Module, where: str) -> None:
-    """Refuse a model whose modules cannot be watched one by one: a compiled one, or one without its weights.
+    """Raise for a model whose modules cannot be watched one by one: a compiled one, or one without its weights.
 
     >>> check_ready(nn.LazyLinear(3), "fold")
     Traceback (most recent call last):
@@ -123,7 +123,7 @@ def check_ready(model: nn.Module, where: str) -> None:
 
 
 def check_hookable(model: nn.Module, where: str) -> None:
-    """Refuse what `check_ready` refuses, and a model compiled in place: its hooks would not run as it trains.
+    """Raise for what `check_ready` raises for, and for a model compiled in place: its hooks would not run as it trains.
 
     >>> model = nn.Sequential(nn.Linear(2, 1))
     >>> model[0].compile()
@@ -142,7 +142,7 @@ def check_hookable(model: nn.Module, where: str) -> None:
 
 
 def check_weights(model: nn.Module, where: str) -> None:
-    """Refuse a model whose memory was freed or shrunk: copying it or calling torch's layers would end the process.
+    """Raise for a model whose memory was freed or shrunk: copying it or calling torch's layers would end the process.
 
     >>> model = nn.Linear(2, 1)
     >>> _ = model.weight.untyped_storage().resize_(0)
@@ -156,7 +156,7 @@ has 0; give the model with its weights in memory, as before sharding
 
 
 def check_forward(forward: Any, where: str) -> None:
-    """Refuse a ``forward=`` that cannot be called.
+    """Raise for a ``forward=`` that cannot be called.
 
     >>> check_forward(3, "calibrate")
     Traceback (most recent call last):
@@ -244,7 +244,7 @@ class _Recorder(TorchFunctionMode):
         return index
 
     def _read(self, tensors: list[Tensor]) -> list[int]:
-        """The values of some tensors; one that nobody made is a parameter, a buffer or a constant."""
+        """Return the numbers of some tensors; one that no call made is a parameter, a buffer or a constant."""
         return [
             self.known[id(t)] if id(t) in self.known else self._value(t, None, self.owned.get(id(t), "constant"))
             for t in tensors
@@ -338,7 +338,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _version(tensor: Tensor) -> int:
-    """How often a tensor was written to; -1 where nobody counts."""
+    """How often a tensor was written to; -1 if torch does not count."""
     with torch._C.DisableTorchFunction():
         return -1 if tensor.is_inference() else int(tensor._version)
 

@@ -1,4 +1,4 @@
-"""Hooks that stay with the model they were put on: a copy of it, or a file it is saved to, does nothing of theirs."""
+"""Hooks that observe one model: its copies and saved files do not carry them."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Hook:
         return Hook(None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A model saved while somebody looks on must load where this package is not: this takes any arguments and does
-        # nothing, and every Python has it.
+        # A model saved under observation must load where this package is not installed: pickle a standard function
+        # that takes any arguments and does nothing.
         return partial, (sys.audit, "hook.gone")
 
 
 def exporting() -> bool:
-    """Whether somebody exports, compiles or traces the model: then tensors may have no numbers.
+    """True while the model is exported, compiled or traced; tensors may then be symbolic.
 
     >>> exporting()
     False
@@ -75,7 +75,7 @@ def _forget(module: nn.Module, hook: Hook) -> None:
 
 
 def users_frame() -> int:
-    """How many frames up from the caller the code of the user is: what a warning should point at.
+    """Return how many frames above the caller the user's code is, for `warnings.warn(stacklevel=)`.
 
     >>> users_frame()
     1
@@ -95,8 +95,8 @@ def running_place() -> tuple[str, tuple[nn.Module | None, torch.Tensor | None]]:
     >>> nn.Sequential(nn.Identity(), nn.Sequential(Layer()))(torch.zeros(1)), Layer()(torch.zeros(1))
     ('1.0', '')
 
-    A module does not know where it is; those who call it do, and they are on the stack. That takes a while: only for
-    what is told to the user.
+    A module does not know its path, so this searches the call stack for its callers. That is slow: use it only for
+    messages.
     """
     calls = []
     frame: FrameType | None = sys._getframe(1)

@@ -15,7 +15,7 @@ FACTOR = 100  # beyond, by how much: numbers of a network shrink by less than a 
 
 
 def check_inflated(file: Path) -> None:
-    """Refuse a zip archive (.npz, .pt) whose entries are far larger than the file, before any is read.
+    """Raise for a zip archive (.npz, .pt) whose entries are far larger than the file, before any is read.
 
     >>> check_inflated(Path("no-such.npz"))
 
@@ -35,7 +35,7 @@ def check_inflated(file: Path) -> None:
 
 
 def check_tensors(held: Any, file: Path) -> None:
-    """Refuse tensors that are far larger than the numbers they are made of (strides of 0), and nested ones.
+    """Raise for tensors that are far larger than the numbers they are made of (strides of 0), and nested ones.
 
     >>> import torch
     >>> check_tensors({"w": torch.zeros(1).expand(10**12)}, Path("a.pt"))

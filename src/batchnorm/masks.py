@@ -64,7 +64,7 @@ def as_mask(given: Tensor, x: Tensor, where: str = "batch_norm") -> Tensor:
 
 
 def check_counts(mask: Tensor, groups: int, where: str) -> None:
-    """Refuse a mask that leaves a group of samples with fewer than two positions; one that cannot be read passes.
+    """Raise for a mask that leaves a group of samples with fewer than two positions; one that cannot be read passes.
 
     >>> check_counts(torch.tensor([[True, False], [False, False]]), 1, "bn1")
     Traceback (most recent call last):

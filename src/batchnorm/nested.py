@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-DEPTH = 12  # deeper than this there are no arguments, only the insides of somebody's objects
+DEPTH = 12  # deeper than this there are no arguments, only the internals of objects
 # What has no tensors of a call inside.
 CLOSED = (str, bytes, int, float, complex, bool, type(None), type, nn.Module, FunctionType, MethodType, ModuleType,
           torch.dtype, torch.device, torch.Size, torch.Generator)  # fmt: skip

@@ -91,7 +91,7 @@ class Tabled:
 
 
 def plain_console(**options: Any) -> Console:
-    """Return a console that reads no markup in what it is given, and is wide where nobody looks at it.
+    """Return a console that reads no markup in what it is given, and is 120 columns wide if it is not a terminal.
 
     >>> plain_console().print("[red]")
     [red]

@@ -257,7 +257,7 @@ class Report(Tabled):
         return found
 
     def lines(self) -> list[str]:
-        """What is said below the tables: that nothing changed, and how far outputs and gradients are apart.
+        """Return the lines below the tables: whether anything changed, and how far outputs and gradients differ.
 
         >>> Report().lines()
         ['no module changed']

@@ -16,7 +16,7 @@ from batchnorm import interrupts
 from batchnorm.errors import BatchNormError, did_you_mean
 from batchnorm.files import check_regular
 
-LONGEST = 400  # characters of somebody else's error; exporters write pages
+LONGEST = 400  # characters quoted of a library's error; exporters write pages
 
 
 def made_by(spec: str, ready: type | tuple[type, ...] = ()) -> Any:

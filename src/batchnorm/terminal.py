@@ -93,7 +93,7 @@ def _outcome(command: Callable[[], Any]) -> int:
             code = _code_of(error)
         sys.stdout.flush()
     except Exception as error:
-        interrupts.check()  # an interrupt of which somebody made another error
+        interrupts.check()  # a library may have turned the interrupt into another error
         code = _failed(error)
     interrupts.check()
     return code
@@ -143,7 +143,7 @@ def _last_words(text: str) -> int:
             if stream is sys.stderr and text:
                 say(f"batchnorm: {text}", error=True)
             stream.flush()
-        except (OSError, ValueError):  # full, or nobody reads it: do not fail again when the interpreter flushes it
+        except (OSError, ValueError):  # full, or a closed pipe: do not fail again when the interpreter flushes it
             _discard(stream)
     return FAILED
 

@@ -77,8 +77,8 @@ def test_quiet_prints_results_only(capsys, folder, words):
 def test_a_quiet_check_leaves_out_what_could_not_look(capsys, folder):
     run("check", "net.py:make", "-q")
     out = capsys.readouterr().out
-    assert "could not look" not in out
-    assert "rules could look; add --example 8,3 for" in out
+    assert "could not run" not in out
+    assert "rules could run; add --example 8,3 for" in out
 
 
 def test_quiet_errors_are_printed(capsys, folder):

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from rank_checks import check, compare, equal_sizes, raised, shares, told_by_all
+from rank_checks import check, compare, equal_sizes, raised, raised_on_all, shares
 from torch import nn
 
 import batchnorm as bn
@@ -18,8 +18,10 @@ def another_layer(channels):
     for name, layer in model.items():
         layer(x[name])
     name = "two" if dist.get_rank() == 1 else "one"
-    told = raised(lambda: model[name](x[name]))
-    told_by_all(told, f"'{name}' (SyncBatchNorm", "step 2 (forward)", "rank 1 is in 'two' (SyncBatchNorm", "in 'one'")
+    message = raised(lambda: model[name](x[name]))
+    raised_on_all(
+        message, f"'{name}' (SyncBatchNorm", "step 2 (forward)", "rank 1 is in 'two' (SyncBatchNorm", "in 'one'"
+    )
     compare(shares(equal_sizes(), (16, 5, 7)), torch.float64)  # the group is sound
 
 
@@ -29,8 +31,8 @@ def another_layer_at_first_sight():
     known, new = bn.SyncBatchNorm(4), bn.SyncBatchNorm(4)
     x = torch.randn(4, 4, 3)
     known(x)
-    told = raised(lambda: (new if dist.get_rank() == 1 else known)(x))
-    told_by_all(told, "rank 1 is in", "not at the same place")
+    message = raised(lambda: (new if dist.get_rank() == 1 else known)(x))
+    raised_on_all(message, "rank 1 is in", "not at the same place")
 
 
 @check()
@@ -39,8 +41,8 @@ def another_direction():
     layer = bn.SyncBatchNorm(4)
     x = torch.randn(4, 4, 3, requires_grad=True)
     y = layer(x)
-    told = raised((lambda: layer(x)) if dist.get_rank() == 1 else (lambda: y.sum().backward()))
-    told_by_all(told, "step 2 (forward)", "step 1 (backward)", "rank 1 is")
+    message = raised((lambda: layer(x)) if dist.get_rank() == 1 else (lambda: y.sum().backward()))
+    raised_on_all(message, "step 2 (forward)", "step 1 (backward)", "rank 1 is")
 
 
 @check()
@@ -48,15 +50,15 @@ def another_mode():
     layer = bn.SyncBatchNorm(4, statistics="batch")
     x = torch.randn(4, 4, 3)
     layer.train(dist.get_rank() != 1)
-    told = raised(lambda: layer(x))
-    told_by_all(told, "rank 1 is in", "in evaluation mode", "in training mode")
+    message = raised(lambda: layer(x))
+    raised_on_all(message, "rank 1 is in", "in evaluation mode", "in training mode")
 
 
 @check()
 def another_update():
     layer = bn.SyncBatchNorm(4, update=dist.get_rank() != 1)
-    told = raised(lambda: layer(torch.randn(4, 4, 3)))
-    told_by_all(told, "rank 1 is in", "without updating its running statistics")
+    message = raised(lambda: layer(torch.randn(4, 4, 3)))
+    raised_on_all(message, "rank 1 is in", "without updating its running statistics")
 
 
 @check()
@@ -64,8 +66,8 @@ def another_gradient_mode():
     layer = bn.SyncBatchNorm(4)
     x = torch.randn(4, 4, 3, requires_grad=True)
     with torch.no_grad() if dist.get_rank() == 1 else nullcontext():
-        told = raised(lambda: layer(x))
-    told_by_all(told, "rank 1 computes no gradients", "step 1 (forward)")
+        message = raised(lambda: layer(x))
+    raised_on_all(message, "rank 1 computes no gradients", "step 1 (forward)")
 
 
 @check()

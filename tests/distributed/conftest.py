@@ -9,7 +9,7 @@ LAUNCHES = {
     "exact-2": ("sync_checks.py", 2),
     "exact-4": ("sync_checks.py", 4),
     "failures": ("failure_checks.py", 3),
-    "farewell": ("farewell_checks.py", 2),
+    "shutdown": ("shutdown_checks.py", 2),
 }
 
 

@@ -7,7 +7,7 @@ import sys
 import own_classes
 import torch
 import torch.distributed as dist
-from rank_checks import check, equal_sizes, near, raised, shares, told_by_all, total
+from rank_checks import check, equal_sizes, near, raised, raised_on_all, shares, total
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -99,5 +99,5 @@ def another_layer_at_first_sight_by_its_path():
     """Where `convert` gave the layers their paths, even the first step tells them apart."""
     model, _ = bn.convert(nn.ModuleDict({"one": nn.BatchNorm1d(4), "two": nn.BatchNorm1d(4)}))
     name = "two" if dist.get_rank() == 1 else "one"
-    told = raised(lambda: model[name](torch.randn(4, 4, 3)))
-    told_by_all(told, f"'{name}' (SyncBatchNorm1d, 4 channels): step 1 (forward)", "rank 1 is in")
+    message = raised(lambda: model[name](torch.randn(4, 4, 3)))
+    raised_on_all(message, f"'{name}' (SyncBatchNorm1d, 4 channels): step 1 (forward)", "rank 1 is in")

@@ -91,8 +91,8 @@ def everyone_empty():
 def one_value_in_all():
     layer = bn.SyncBatchNorm(5)
     x = torch.ones(1 if dist.get_rank() == 0 else 0, 5)
-    told = raised(lambda: layer(x))
-    assert "more than 1 value per channel" in told
+    message = raised(lambda: layer(x))
+    assert "more than 1 value per channel" in message
     assert torch.equal(layer.running_mean, torch.zeros(5))
 
 

@@ -40,13 +40,13 @@ def trained(ranks=None):
 
 
 def waits(function):
-    """What the rank is told, and after how long."""
+    """The error of the rank, and after how many seconds it came."""
     began = time.monotonic()
     try:
         function()
     except bn.BatchNormError as error:
-        return {"told": str(error), "seconds": time.monotonic() - began}
-    return {"told": "", "seconds": 0.0}
+        return {"message": str(error), "seconds": time.monotonic() - began}
+    return {"message": "", "seconds": 0.0}
 
 
 def skips(model, rank):

@@ -107,8 +107,8 @@ def outcome(function):
     try:
         function()
     except bn.BatchNormError as error:
-        return {"told": str(error), "seconds": time.monotonic() - began}
-    return {"told": "", "seconds": time.monotonic() - began}
+        return {"message": str(error), "seconds": time.monotonic() - began}
+    return {"message": "", "seconds": time.monotonic() - began}
 
 
 def fails(name, rank, group):

@@ -39,7 +39,7 @@ def main(folder):
     try:
         layer(x)
     except bn.BatchNormError as error:
-        found = {"told": str(error), "seconds": time.monotonic() - began}
+        found = {"message": str(error), "seconds": time.monotonic() - began}
         pathlib.Path(folder, f"rank{rank}.json").write_text(json.dumps(found))
 
 

@@ -159,9 +159,9 @@ def raised(function):
     raise AssertionError("nothing was raised")
 
 
-def told_by_all(told, *parts):
+def raised_on_all(message, *parts):
     for part in parts:
-        assert part in told, told
+        assert part in message, message
 
 
 def main(folder):

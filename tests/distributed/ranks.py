@@ -16,7 +16,7 @@ SOURCE = pathlib.Path(batchnorm.__file__).parent.parent  # the one under test, k
 
 
 def free_port():
-    """A port that nobody listens on, below those that the system gives to outgoing connections, which could take it."""
+    """A port that is free, below those that the system gives to outgoing connections, which could take it."""
     while True:
         port = random.SystemRandom().randrange(16_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -27,7 +27,7 @@ def free_port():
 def launch(script, ranks, folder, *arguments, timeout=150):
     """Run a script on so many ranks; return what each wrote as JSON, the exit code, and the output.
 
-    A script is told the folder to write to, unless it is given other arguments.
+    A script gets the folder to write to, unless it is given other arguments.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--max-restarts", "0"]

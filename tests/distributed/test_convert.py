@@ -114,7 +114,7 @@ def test_what_else_is_left():
     class TorchSpecial(nn.SyncBatchNorm):
         pass
 
-    assert "a class of its own" in bn.convert(nn.Sequential(Special(3)), "batch")[1].left["0"]
+    assert "a custom class" in bn.convert(nn.Sequential(Special(3)), "batch")[1].left["0"]
     assert "cannot be replaced" in bn.convert(nn.Sequential(TorchSpecial(3)))[1].left["0"]
 
 

@@ -75,10 +75,10 @@ def test_the_rank_that_is_gone_is_named(fates, name):
     for rank in reporters:
         report = found.get(f"{name} {rank}")
         assert report is not None, output[-3000:]
-        told = report["told"]
-        assert story.format(*blamed, *pids) in told, told
-        assert told.isprintable()
+        message = report["message"]
+        assert story.format(*blamed, *pids) in message, message
+        assert message.isprintable()
         for other in {0, 1, 2} - set(blamed) - {rank}:
-            blames = [part for part in told.split(";") if f"rank {other} " in part]
+            blames = [part for part in message.split(";") if f"rank {other} " in part]
             wrong = [part for part in blames if "has ended since" not in part and "has ended, too" not in part]
-            assert not wrong, told
+            assert not wrong, message

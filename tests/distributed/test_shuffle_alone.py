@@ -34,13 +34,13 @@ def test_a_layer_that_splits_the_batch_notices_and_a_plain_one_does_not():
 
 
 @pytest.mark.parametrize(
-    ("encoder", "x", "told"),
+    ("encoder", "x", "message"),
     [
         (lambda batch: batch[:2], torch.ones(4, 1), r"made shape \[2, 1\] of a batch of 4"),
         (lambda batch: (batch, batch), torch.ones(4, 1), "made a tuple"),
         (lambda batch: batch, torch.tensor(1.0), "single number"),
     ],
 )
-def test_bad_input_gets_a_sentence(encoder, x, told):
-    with pytest.raises(bn.BatchNormError, match=told):
+def test_bad_input_gets_a_sentence(encoder, x, message):
+    with pytest.raises(bn.BatchNormError, match=message):
         bn.shuffled(encoder, x)

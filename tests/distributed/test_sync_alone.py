@@ -1,4 +1,4 @@
-"""With nobody to share a batch with, SyncBatchNorm is plain Batch Normalization."""
+"""In one process SyncBatchNorm is plain Batch Normalization."""
 
 import copy
 import pickle
@@ -8,7 +8,7 @@ import torch
 
 import batchnorm as bn
 from batchnorm.bench.collectives import Machine
-from batchnorm.distributed import rollcall
+from batchnorm.distributed import membership
 from batchnorm.distributed.groups import Held
 from batchnorm.moments import Moments, merged
 
@@ -78,9 +78,9 @@ def test_the_model_of_the_cost():
 @pytest.mark.parametrize(("switch", "begun"), [("", 1), ("off", 0)])
 def test_no_thread_is_begun_if_that_is_switched_off(monkeypatch, tmp_path, switch, begun):
     found = []
-    monkeypatch.setattr(rollcall, "_Listener", lambda world, store, rank: found.append(rank))
-    monkeypatch.setattr(rollcall, "_listener", None)
-    monkeypatch.setattr(rollcall, "_serves", None)
+    monkeypatch.setattr(membership, "_Listener", lambda world, store, rank: found.append(rank))
+    monkeypatch.setattr(membership, "_listener", None)
+    monkeypatch.setattr(membership, "_serves", None)
     monkeypatch.setenv("BATCHNORM_ROLLCALL", switch)
     store = f"file://{tmp_path}/store"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)

@@ -27,19 +27,19 @@ STORIES = {
 def test_the_others_are_told_which_rank_layer_and_step(launched, scenario, rank):
     found, _, output = launched["failures"]
     assert found[rank] is not None, output
-    told = found[rank][scenario]["told"]
+    message = found[rank][scenario]["message"]
     for words in STORIES[scenario]:
-        assert words in told, told
-    blame = [part for part in told.split(";") if "has ended since" not in part]  # as it may, once it was told
+        assert words in message, message
+    blame = [part for part in message.split(";") if "has ended since" not in part]  # as it may after its own error
     assert not [part for part in blame if f"rank {2 - rank} " in part], "a rank that waits as well is not to blame"
     assert found[rank][scenario]["seconds"] < failure_checks.TIMEOUT + 1  # a hang would be there for longer
 
 
 def test_a_rank_whose_program_ended(launched):
     found, _, output = launched["failures"]
-    told = found[0]["ends"]["told"]
-    assert "'one' (SyncBatchNorm, 4 channels): step 2 (forward)" in told, output
-    assert "rank 2 did not arrive: its program has ended" in told
+    message = found[0]["ends"]["message"]
+    assert "'one' (SyncBatchNorm, 4 channels): step 2 (forward)" in message, output
+    assert "rank 2 did not arrive: its program has ended" in message
 
 
 def test_the_rank_that_strays_is_told_nothing_wrong(launched):
@@ -50,8 +50,8 @@ def test_the_rank_that_strays_is_told_nothing_wrong(launched):
 def test_the_store_dies_with_the_rank_that_keeps_it(launched):
     found, _, output = launched["keeper"]
     assert found[1] is not None, output
-    assert "step 2 (forward)" in found[1]["told"]  # of this group: a new one counts from its own start
-    assert "rank 0 is gone: process " in found[1]["told"]
+    assert "step 2 (forward)" in found[1]["message"]  # of this group: a new one counts from its own start
+    assert "rank 0 is gone: process " in found[1]["message"]
     assert found[1]["seconds"] < 7
 
 

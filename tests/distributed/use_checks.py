@@ -37,8 +37,8 @@ def several_groups():
     groups = [dist.new_group(list(range(half))), dist.new_group(list(range(half, size)))]
     index = int(rank >= half)
     assert bn.SyncBatchNorm(3, process_group=groups[index]).process_group is groups[index]
-    told = raised(lambda: bn.SyncBatchNorm(3, process_group=groups[1 - index]))
-    assert "this process is not in" in told
+    message = raised(lambda: bn.SyncBatchNorm(3, process_group=groups[1 - index]))
+    assert "this process is not in" in message
     xs = shares(equal_sizes(), (16, 3, 3))
     compare(xs[index * half :][:half], torch.float64, group=groups[index], mine=rank - index * half)
     compare(xs, torch.float64)
@@ -196,7 +196,7 @@ def without_gradients_in_training_mode():
 def evaluation_mode_exchanges_nothing():
     stock = single(5, 3, torch.float64).eval()
     layer = ours(stock, dtype=torch.float64).eval()
-    if dist.get_rank() == 0:  # alone: nobody is waited for
+    if dist.get_rank() == 0:  # alone: no rank is waited for
         x = torch.randn(3, 5, 4, dtype=torch.float64)
         near(layer(x), stock(x), 1e-12)
 

@@ -56,7 +56,7 @@ def one_source_a_rank(rank):
     assert report.paths == ("1", "4")
     silent(repaired, "BN401")
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
-    # By hand: everybody's statistics, each weighing as many batches as it counted.
+    # By hand: the statistics of all ranks, each weighing as many batches as it counted.
     means, variances = ([torch.empty(8) for _ in range(3)] for _ in range(2))
     dist.all_gather(means, before["1.running_mean"])
     dist.all_gather(variances, before["1.running_var"])
@@ -125,7 +125,7 @@ def synchronised_layers_under_the_monitor(rank):
 
 
 def one_rank_is_monitored(rank):
-    """Nobody waits for ranks that have no monitor, and the one that has says so."""
+    """No rank waits for ranks without a monitor, and the one that has a monitor reports it."""
     findings = monitored(rank, shift=1.0, alone=True)
     assert not findings
     wanted = {"BN401": "needs the monitor on every rank, with the same model"} if rank == 0 else {}
@@ -180,7 +180,7 @@ def one_has_fewer_batches(rank):
 
 def the_same_number_of_batches(rank):
     silent(network(bn.SyncBatchNorm), "BN402", data=loader(32), example=torch.randn(8, 4))
-    silent(network(), "BN402", data=loader(16 if rank == 1 else 32), example=torch.randn(8, 4))  # nobody waits
+    silent(network(), "BN402", data=loader(16 if rank == 1 else 32), example=torch.randn(8, 4))  # no rank waits
 
 
 def one_is_in_evaluation_mode(rank):
@@ -216,7 +216,7 @@ def watched(rank, learn):
     model = Branching(dist.new_group(timeout=timedelta(seconds=TIMEOUT)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = bn.monitor(model, optimizer, warn=False, select=["BN402"])
-    told = ""
+    message = ""
     try:
         with run:
             for step in range(2):
@@ -224,15 +224,15 @@ def watched(rank, learn):
                 learn(model, torch.randn(4, 4, 3, requires_grad=True), step)
                 optimizer.step()
     except bn.BatchNormError as error:
-        told = str(error)
+        message = str(error)
     assert not run.failed, run.failed
     dist.barrier()
-    return run.findings, told
+    return run.findings, message
 
 
 def one_takes_another_branch(rank):
-    findings, told = watched(rank, lambda model, x, step: model(x, both=(rank, step) != (1, 1)).sum().backward())
-    assert told
+    findings, message = watched(rank, lambda model, x, step: model(x, both=(rank, step) != (1, 1)).sum().backward())
+    assert message
     if rank != 1:
         (finding,) = findings
         assert finding.path == "two", str(findings)
@@ -246,22 +246,22 @@ def one_skips_the_backward_pass(rank):
         if (rank, step) != (1, 1):
             y.backward()
 
-    findings, told = watched(rank, learn)
+    findings, message = watched(rank, learn)
     if rank != 1:
         (finding,) = findings
         assert finding.path == "two", str(findings)
         assert "rank 1" in finding.sentence, finding.sentence
-        assert "backward" in told
+        assert "backward" in message
 
 
 def all_are_alike(rank):
-    findings, told = watched(rank, lambda model, x, step: model(x).sum().backward())
+    findings, message = watched(rank, lambda model, x, step: model(x).sum().backward())
     assert not findings
-    assert not told
+    assert not message
 
 
 def two_passes_through_a_wrapper(rank):
-    """Whatever this version of torch does: it is said if and only if the backward pass raises."""
+    """Whatever this version of torch does: it is reported if and only if the backward pass raises."""
     for kind in (nn.BatchNorm1d, bn.BatchNorm1d):
         model = DistributedDataParallel(network(kind))
         with bn.monitor(model, warn=False, select=["BN403"]) as run:

@@ -1,4 +1,4 @@
-"""A small network, a loop, and a watcher that writes down what it is told: for the tests of ``bn.monitor``."""
+"""A small network, a loop, and a watcher that records its events: for the tests of ``bn.monitor``."""
 
 import torch
 from torch import nn
@@ -37,7 +37,7 @@ def global_hooks():
 
 
 class Log(Watcher):
-    """Writes down what it is told."""
+    """Records its events."""
 
     modules = (nn.ReLU,)
 

@@ -71,7 +71,7 @@ def test_the_sample_is_spread_and_large_enough():
     assert few.sample == few.batches
     assert [spread(list(range(9)), most) for most in (1, 2, 9, 12)] == [[0], [0, 8], [*range(9)], [*range(9)]]
     odd = Subject(nn.ReLU(), data=[{"x": torch.tensor(1.0)}] * 30)
-    assert len(odd.sample) == 30  # nobody knows how many examples there are
+    assert len(odd.sample) == 30  # the number of examples is unknown
 
 
 @pytest.mark.parametrize(

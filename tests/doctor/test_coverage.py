@@ -1,4 +1,4 @@
-"""A check says how many rules could look, and its advice is true: who follows it has so many more."""
+"""A check says how many rules could run, and its advice is true: who follows it has so many more."""
 
 import inspect
 import re
@@ -12,7 +12,7 @@ from batchnorm.doctor.codes import RULES
 from batchnorm.doctor.coverage import example_sizes
 from batchnorm.doctor.needs import ARGUMENTS, NEEDS
 
-SENTENCE = re.compile(r"(\d+) of (\d+) rules could look(?:; (?:add (\w+)=(.*)|train under bn.monitor) for (\d+) more)?")
+SENTENCE = re.compile(r"(\d+) of (\d+) rules could run(?:; (?:add (\w+)=(.*)|train under bn.monitor) for (\d+) more)?")
 
 
 def make():
@@ -65,7 +65,7 @@ def test_of_a_checkpoint_the_model_is_asked_for():
 
 def test_notebooks_say_it_too():
     html = bn.check(make())._repr_html_()
-    assert "rules could look; add example=torch.randn(8, 3, 32, 32) for" in html
+    assert "rules could run; add example=torch.randn(8, 3, 32, 32) for" in html
 
 
 def test_it_stays_where_findings_are_left_out():

@@ -432,7 +432,7 @@ def test_the_command_from_a_shell(folder):
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("batchnorm: --fix changes no file of yours; say where")
+    assert done.stderr.startswith("batchnorm: --fix does not change your files; say where")
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -59,7 +59,7 @@ def test_no_table(tmp_path):
     assert read_settings(written(tmp_path, "[project]\nname = 'x'\n")) is None
     assert read_settings(written(tmp_path, "dependencies = ['batchnorm']\n")) is None
     assert read_settings(written(tmp_path, "tool = 3\nname = 'batchnorm'\n")) is None
-    assert read_settings(written(tmp_path, "this is [not TOML")) is None  # of somebody else, and nothing to us
+    assert read_settings(written(tmp_path, "this is [not TOML")) is None  # not meant for us
 
 
 @pytest.mark.parametrize(

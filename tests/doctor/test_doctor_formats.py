@@ -26,8 +26,8 @@ advice  BN101 bias-before-norm
   conv1: its bias does nothing
   repair: bias=False (--fix)
 
-BN996 could not look, which is a bug worth a report: KeyError: 'weight'
-3 rules could not look:
+BN996 failed, which is a bug: please report it: KeyError: 'weight'
+3 rules could not run:
   needs batches of data (--data): BN999, BN998
   needs x: BN997
 1 error, 2 warnings, 1 advice"""

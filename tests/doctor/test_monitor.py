@@ -138,7 +138,7 @@ def test_nothing_keeps_activations_alive():
     optimizer = sgd(model)
     with bn.monitor(model, optimizer, every=1, warn=False) as run:
         for labels in torch.zeros(3, 8, dtype=torch.long):
-            run.told(labels)
+            run.set_labels(labels)
             train(model, optimizer, 1)
         gc.collect()
         assert len(alive) == 6

@@ -196,7 +196,7 @@ def test_a_wrapper_and_what_is_in_it(watched):
     outer = Wrapper(inner)
     with watched(log, outer) as run:
         outer(torch.randn(8, 3))
-        inner(torch.randn(8, 3))  # as somebody does who evaluates without the wrapper
+        inner(torch.randn(8, 3))  # an evaluation without the wrapper
     assert run.call == 2
     assert [p["path"] for p in log.passes] == ["module.1", "module.1"]
     log = Log()

@@ -88,7 +88,7 @@ def test_tiny_batches(size, every, words):
 
 
 SHORT = "too short to judge: the labels of 5 of 32 batches"
-LABELS = "needs the class labels of the batches (run.told(labels))"
+LABELS = "needs the class labels of the batches (run.set_labels(labels))"
 COPIES = "needs the copies that follow the model, if there are any (copies=)"
 
 
@@ -99,7 +99,7 @@ def test_labels(tell, batches, said):
     with bn.monitor(model, optimizer, warn=False, select=["BN306"]) as run:
         for _ in range(batches):
             if tell:
-                run.told(torch.arange(8) % 2)
+                run.set_labels(torch.arange(8) % 2)
             train(model, optimizer, 1)
     assert run.findings.skipped == ({"BN306": said} if said else {})
 
@@ -161,4 +161,4 @@ def test_an_ordinary_run_lacks_only_what_it_was_not_told_and_a_rule_that_broke_i
             model(x).square().mean().backward()
             optimizer.step()
     assert run.findings.skipped == {"BN305": COPIES, "BN306": LABELS}
-    assert "could not look" not in repr(run)
+    assert "could not run" not in repr(run)

@@ -56,7 +56,7 @@ def test_what_is_held_back_has_its_reason(make, reason):
     assert reason in findings.skipped["BN201"]
     drawn = "\n".join(summarise_skipped(findings.skipped))
     assert reason in " ".join(drawn.split())
-    assert "could not look" not in drawn
+    assert "could not run" not in drawn
 
 
 def test_what_is_held_back_after_compression_has_its_reason():
@@ -144,7 +144,7 @@ def test_the_batch_and_the_layer_that_were_first(name, first, inputs, parameters
         (
             "an example",
             "error",
-            "the example has 24 NaN or infinite values of 24, and they reach 1: what rules measured",
+            "the example has 24 NaN or infinite values of 24, and they reach 1: measurements on it",
         ),
         (
             "data",

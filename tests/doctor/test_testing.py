@@ -58,7 +58,7 @@ def test_a_checkpoint():
 
 
 def test_a_word_that_is_no_severity():
-    with pytest.raises(bn.BatchNormError, match="'warnings' is no severity; give one of error, warning, advice"):
+    with pytest.raises(bn.BatchNormError, match="'warnings' is not a severity; give one of error, warning, advice"):
         bn.testing.assert_healthy(sick(), fail_on="warnings")
 
 

@@ -40,7 +40,7 @@ WHY = {
     "from scratch begins with layers that scale their channels to a fiftieth. Published weights are not affected.",
     "BN502": "The network normalises before it convolves (pre-activation), or joins, sums or branches before it "
     "normalises, or pads what BN made: no linear layer beside could take these layers in. A property of the "
-    "architecture, said so that nobody looks for a fold that cannot be.",
+    "architecture, reported so that the missing fold is no surprise.",
     "BN104": "The configuration has TensorFlow's momentum, the weight of the old value, as torch's, the weight of the "
     "new one: training would give running statistics of the last batch. Inference with the published weights is not "
     "affected (huggingface/transformers#19454).",

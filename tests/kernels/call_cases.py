@@ -1,4 +1,4 @@
-"""What the tests of the short way share: tensors of every plain kind, and who took which way."""
+"""Shared by the tests of the C call path: tensors of every plain kind, and which path a call took."""
 
 import torch
 
@@ -6,8 +6,8 @@ from batchnorm import kernels
 from batchnorm.functional import batch_norm
 from batchnorm.kernels import call
 
-NONE = kernels.kernel() is None or call.short is None
-WHY = f"no short way: {kernels.describe()}"
+NONE = kernels.kernel() is None or call.compiled is None
+WHY = f"no C call path: {kernels.describe()}"
 
 SHAPES = {
     "rows": (32, 64),
@@ -28,8 +28,8 @@ def tensor(name, dtype=torch.float32):
     return x.contiguous(memory_format=FORMATS[len(shape)]) if "channels last" in name else x
 
 
-def short(y):
-    """Whether the way back begins in C."""
+def ran_in_c(y):
+    """Whether the backward pass begins in C."""
     return type(y.grad_fn).__name__ == "PlainBackward"
 
 

@@ -12,7 +12,7 @@ import torch
 from batchnorm import kernels
 from batchnorm import reference as ref
 from batchnorm.functional import batch_norm
-from batchnorm.kernels import call as short_way
+from batchnorm.kernels import call as kernel_call
 
 ACTIVATIONS = ("none", "relu", "relu6", "leaky_relu", "silu")
 KINKS = {"none": (), "relu": (0.0,), "relu6": (0.0, 6.0), "leaky_relu": (0.0,), "silu": ()}
@@ -335,11 +335,11 @@ def large(name, count=0):
 def path(name, kernel=None):
     """Send calls to torch's operators, or to the kernel (given, or the installed one) with an instruction set.
 
-    "python" is the installed kernel as it is, but the long way to it.
+    "python" is the installed kernel, called from Python.
     """
     if name == "python":
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(short_way, "short", None)
+            patch.setattr(kernel_call, "compiled", None)
             with path(kernels.kernel().isa if kernels.kernel() else "native"):
                 yield
         return

@@ -217,7 +217,7 @@ static void one(const shape *s, const activation *f, int training, int residual,
         must(&first, "the moments");
         a.operation = BN_APPLY;
     }
-    must(&a, "the way there");
+    must(&a, "the forward pass");
 
     bn_args b = a;
     b.operation = training ? BN_BACKWARD_TRAIN : BN_BACKWARD_EVAL;
@@ -232,7 +232,7 @@ static void one(const shape *s, const activation *f, int training, int residual,
         must(&first, "the sums");
         b.operation = BN_GRAD_APPLY, b.sums = sums, b.total = count[0], b.grad_weight = b.grad_bias = NULL;
     }
-    must(&b, "the way back");
+    must(&b, "the backward pass");
 
     if (batches) compare("batches", (double)*batches, 7 + training, 0, 0, &a, f->name);
     for (int64_t i = 0; mask && i < total; i++)

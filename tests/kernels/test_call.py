@@ -1,4 +1,4 @@
-"""The short way to the kernel: the same bits as the long one, taken by what is plain and by nothing else."""
+"""Plain calls in C: the same bits as through Python, and used for plain calls only."""
 
 import platform
 import subprocess
@@ -6,14 +6,14 @@ import sys
 
 import pytest
 import torch
-from call_cases import NONE, SHAPES, WHY, call_with, short, tensor
+from call_cases import NONE, SHAPES, WHY, call_with, ran_in_c, tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import batchnorm as bn
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import batch_norm, normalize
 from batchnorm.kernels import call
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 
 pytestmark = pytest.mark.skipif(NONE, reason=WHY)
 
@@ -24,15 +24,15 @@ def _seed():
 
 
 def results(layer, x, residual, dy, monkeypatch, way):
-    """Everything that a step gives and changes, the short way ("c") or the long one ("python")."""
+    """Everything that a step gives and changes, called from C ("c") or from Python ("python")."""
     layer.reset_running_stats()
     with monkeypatch.context() as patch:
         if way == "python":
-            patch.setattr(call, "short", None)
+            patch.setattr(call, "compiled", None)
         versions = [buffer._version for buffer in layer.buffers()]
         y = layer(x, residual)
         versions = [buffer._version - before for buffer, before in zip(layer.buffers(), versions, strict=True)]
-        assert short(y) == (way == "c")
+        assert ran_in_c(y) == (way == "c")
         wanted = [t for t in (x, residual, *layer.parameters()) if t is not None and t.requires_grad]
         gradients = torch.autograd.grad(y, wanted, dy)
     state = {name: value.clone() for name, value in layer.state_dict().items()}
@@ -48,7 +48,7 @@ def test_both_ways_give_the_same_bits(monkeypatch, name, dtype, training):
     for activation in (None, "relu", "relu6", "leaky_relu", "silu"):
         for residual in (None, tensor(name, dtype).requires_grad_()):
             for affine in (True, False):
-                layer = _Fast(channels, affine=affine, activation=activation).train(training)
+                layer = _BatchNormBase(channels, affine=affine, activation=activation).train(training)
                 with torch.no_grad():
                     for parameter in layer.parameters():
                         parameter.normal_()
@@ -118,7 +118,7 @@ def test_what_is_wrong_is_pythons_to_say(kind, monkeypatch):
         return type(raised.value), str(raised.value)
 
     ours = problem()
-    monkeypatch.setattr(call, "short", None)
+    monkeypatch.setattr(call, "compiled", None)
     assert ours == problem()
 
 
@@ -154,7 +154,7 @@ def test_who_looks_at_operators_sees_torchs():
         y = layer(x)
     assert any("batch_norm" in name for name in there.names)
     y = layer(x)
-    assert short(y)
+    assert ran_in_c(y)
     with Seen() as back:
         y.backward(torch.ones_like(y))
     assert any("empty" in name for name in back.names)
@@ -187,7 +187,7 @@ def test_compiled_autograd():
 @pytest.mark.parametrize("kind", DECLINED)
 def test_python_serves_what_is_not_plain(kind):
     assert type(DECLINED[kind]().grad_fn).__name__ == "NativeBackward"
-    assert short(call_with(tensor("rows")))
+    assert ran_in_c(call_with(tensor("rows")))
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "yes"])
@@ -195,7 +195,7 @@ def test_training_that_is_no_bool_means_what_it_means_in_python(monkeypatch, val
     mean = torch.full((64,), 3.0)
     arguments = tensor("rows"), mean, torch.ones(64), None, None, value, 0.0, 1e-5, None, None, 0.0
     y, _ = normalize(*arguments)
-    monkeypatch.setattr(call, "short", None)
+    monkeypatch.setattr(call, "compiled", None)
     assert torch.equal(y, normalize(*arguments)[0])
     assert (y.mean() < -2) == (not value)
 

@@ -1,4 +1,4 @@
-"""The short way back: every kind of gradient, whatever hooks make of what was saved, and nothing left behind."""
+"""The backward pass in C: every kind of gradient, hooks on saved tensors, and no memory leaked."""
 
 import contextlib
 import gc
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from call_cases import NONE, WHY, short, tensor
+from call_cases import NONE, WHY, ran_in_c, tensor
 from torch.utils.checkpoint import checkpoint
 
 import batchnorm as bn
@@ -31,9 +31,9 @@ def step(way, monkeypatch, backward, residual=True, activation="relu"):
     x, r = (torch.randn(4, 32, 5, 5, requires_grad=True) for _ in range(2))
     with monkeypatch.context() as patch:
         if way == "python":
-            patch.setattr(call, "short", None)
+            patch.setattr(call, "compiled", None)
         y = layer(x, r if residual else None)
-        assert short(y) == (way == "c")
+        assert ran_in_c(y) == (way == "c")
     return backward(y, [x, layer.weight, layer.bias, *([r] if residual else [])])
 
 
@@ -111,7 +111,7 @@ def test_a_residual_is_kept_for_silu_alone(monkeypatch):
         layer = bn.BatchNorm1d(64, activation=activation)
         x, residual = tensor("rows").requires_grad_(), tensor("rows")
         y = layer(x, residual)
-        assert short(y)
+        assert ran_in_c(y)
         residual.add_(1)
         if needed:
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -150,7 +150,7 @@ def test_what_hooks_make_of_saved_tensors(monkeypatch, kind, activation, trainin
         hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: change(t) if concerns(t) else t)
         with hooks if hooked else contextlib.nullcontext():
             y = layer(x, r)
-        assert short(y)
+        assert ran_in_c(y)
         dy = torch.randn_like(y.detach())
         dy = backwards(dy) if kind == "x" else dy  # with the strides that the hook gives
         wanted = [x, r, layer.weight, layer.bias]
@@ -246,7 +246,7 @@ def test_nothing_is_left_behind():
     counted = [
         kernels._kernel,
         layer.__dict__,
-        call.short,
+        call.compiled,
         layer.eps,
         layer.weight,
         layer.running_mean,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from call_cases import NONE, WHY, short, tensor
+from call_cases import NONE, WHY, ran_in_c, tensor
 from kernel_compiler import SOURCE, compile_c, compiler
 
 import batchnorm as bn
@@ -44,7 +44,7 @@ def test_what_the_kernel_refuses_is_said_in_pythons_words(monkeypatch, code, err
 def test_a_kernel_without_an_address_is_called_from_python(monkeypatch):
     kernel = kernels.kernel()
     monkeypatch.setattr(kernels, "_kernel", bn.kernels.native.Kernel(lambda a: kernel.run(a), kernel.library, ""))
-    assert not short(batch_norm(tensor("rows").requires_grad_(), None, None, training=True))
+    assert not ran_in_c(batch_norm(tensor("rows").requires_grad_(), None, None, training=True))
 
 
 def test_arguments_of_another_kind():
@@ -62,7 +62,7 @@ def test_arguments_of_another_kind():
         _call.backward()
     with pytest.raises(TypeError, match="setup needs Tensor"):
         _call.setup(anything=1)
-    assert short(batch_norm(tensor("rows").requires_grad_(), None, None, training=True))
+    assert ran_in_c(batch_norm(tensor("rows").requires_grad_(), None, None, training=True))
 
 
 @pytest.mark.parametrize("fact", ["abi", "needs"])
@@ -90,7 +90,7 @@ def test_another_version_of_dlpack_is_not_used(monkeypatch):
         assert call.load() == (None, f"called from Python: torch {torch.__version__} {offered}")
     monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__")
     assert call.load() == (None, f"called from Python: torch {torch.__version__} does not offer DLPack's functions")
-    assert short(batch_norm(tensor("rows").requires_grad_(), None, None, training=True))
+    assert ran_in_c(batch_norm(tensor("rows").requires_grad_(), None, None, training=True))
 
 
 TELL = """
@@ -102,18 +102,18 @@ print(json.dumps([kernels.describe(), type(y.grad_fn).__name__]))
 """
 
 
-@pytest.mark.parametrize(("switch", "told", "name"), [
+@pytest.mark.parametrize(("switch", "message", "name"), [
     ("python", "; called from Python, as BATCHNORM_CALL=python asks", "NativeBackward"),
     ("pyton", "; called from Python: BATCHNORM_CALL is 'pyton', expected 'c' or 'python'", "NativeBackward"),
     ("c", "threads", "PlainBackward"),
     ("", "threads", "PlainBackward"),
 ])  # fmt: skip
-def test_the_switch(switch, told, name):
+def test_the_switch(switch, message, name):
     done = subprocess.run(
         [sys.executable, "-c", TELL], env={**os.environ, "BATCHNORM_CALL": switch}, capture_output=True, text=True
     )
     described, function = json.loads(done.stdout)
-    assert described.endswith(told)
+    assert described.endswith(message)
     assert function == name
 
 
@@ -139,7 +139,7 @@ def test_without_pythons_headers_the_kernel_is_built_alone(tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "batchnorm: the short way to the C kernel could not be built (are Python's headers there?)" in done.stdout
+    assert "batchnorm: the C call path to the kernel could not be built (are Python's headers there?)" in done.stdout
     assert [path.name for path in (tmp_path / "lib").rglob("*.so")] == ["_bn.so"]
 
 

@@ -1,4 +1,4 @@
-"""Whole layers on the short way: the same as their ``forward`` in Python, and that one for all that is not plain."""
+"""Whole layers in C: the same results as ``forward`` in Python, which handles all calls that are not plain."""
 
 import copy
 import gc
@@ -36,15 +36,15 @@ def made(kind=bn.BatchNorm2d, **options):
 
 
 def is_served(layer, x, residual=None):
-    return call.short.layer(layer, x, residual) is not None
+    return call.compiled.layer(layer, x, residual) is not None
 
 
 def step(layer, x, residual, way, monkeypatch):
-    """Outputs, gradients and state after a step, the short way ("c") or the long one ("python")."""
+    """Outputs, gradients and state after a step, called from C ("c") or from Python ("python")."""
     layer = copy.deepcopy(layer)
     with monkeypatch.context() as patch:
         if way == "python":
-            patch.setattr(call, "short", None)
+            patch.setattr(call, "compiled", None)
         y = layer(x, residual)
         wanted = [t for t in (x, residual, *layer.parameters()) if t is not None and t.requires_grad]
         gradients = torch.autograd.grad(y.square().sum(), wanted) if y.requires_grad else ()
@@ -122,7 +122,7 @@ def changed_buffer(**buffers):
 
 
 class Own(bn.BatchNorm2d):
-    """Somebody's subclass, which may have changed anything."""
+    """A user's subclass, which may change anything."""
 
 
 DECLINED = {
@@ -223,10 +223,10 @@ def test_a_batch_that_is_not_finite_is_told_once_and_counted_never():
     x[1, 2, 3, 4] = float("inf")
     layer = made()
     mean = layer.running_mean.clone()
-    with pytest.warns(bn.errors.BatchNormWarning, match="NaN or infinite") as told:
+    with pytest.warns(bn.errors.BatchNormWarning, match="NaN or infinite") as caught:
         y = layer(x)
-    assert len(told) == 1
-    assert told[0].filename == __file__
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
     assert y.shape == x.shape
     assert int(layer.num_batches_tracked) == 0
     assert torch.equal(layer.running_mean, mean)
@@ -240,7 +240,7 @@ def test_inference_mode_and_no_grad(monkeypatch):
         with mode():
             y = layer(x)
             with monkeypatch.context() as patch:
-                patch.setattr(call, "short", None)
+                patch.setattr(call, "compiled", None)
                 expected = layer(x)
         assert torch.equal(y, expected)
         assert (y.is_inference(), y.requires_grad) == (expected.is_inference(), False)

@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 import batchnorm as bn
 from batchnorm import functional, kernels
 from batchnorm.errors import BatchNormError
-from batchnorm.kernels import call as short_way
+from batchnorm.kernels import call as kernel_call
 from batchnorm.kernels import graph_op
 
 TRAIN = getattr(torch.ops.batchnorm.train, graph_op.OVERLOAD)
@@ -49,7 +49,7 @@ def _fresh(monkeypatch):
 @pytest.fixture
 def _on_operators(monkeypatch):
     """Send what `batch_norm` is given to the operators, without a compiler."""
-    monkeypatch.setattr(short_way, "short", None)
+    monkeypatch.setattr(kernel_call, "compiled", None)
     monkeypatch.setattr(functional, "_serves", lambda *_: None)
     monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
     monkeypatch.setattr(graph_op, "ENOUGH", 0)

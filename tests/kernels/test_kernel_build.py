@@ -1,4 +1,4 @@
-"""Loading the kernel or doing without it, what is said about that, the struct both sides share, and the threads."""
+"""Loading the kernel or doing without it, its description, the struct shared with C, and the threads."""
 
 import ctypes
 import json
@@ -52,7 +52,7 @@ def test_the_installed_kernel_is_in_use():
 
 
 def test_the_switch_sends_everything_to_torch():
-    told = in_a_new_process(
+    printed = in_a_new_process(
         """
 import json, torch
 from batchnorm import kernels
@@ -63,7 +63,7 @@ print(json.dumps([kernels.kernel() is None, kernels.describe(), type(y.grad_fn).
 """,
         BATCHNORM_KERNEL="torch",
     )
-    assert told == [True, "torch's operators, as BATCHNORM_KERNEL=torch asks", "ReluBackward0"]
+    assert printed == [True, "torch's operators, as BATCHNORM_KERNEL=torch asks", "ReluBackward0"]
 
 
 @pytest.mark.parametrize("value", ["yes", "", "Torch"])
@@ -170,14 +170,16 @@ def test_the_struct_and_the_constants_are_the_compilers_too(tmp_path):
     code = '#include "bn.h"\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {\n' + "\n".join(lines) + "\n}\n"
     (tmp_path / "layout.c").write_text(code)
     program = compile_c(tmp_path / "layout.c", tmp_path / "layout")
-    told = [int(line) for line in subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()]
+    printed = [
+        int(line) for line in subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+    ]
     layout = native.pack_arguments.__self__
     # Every field is eight bytes, so a field's place is its number times eight, and the formats tell which are doubles.
     assert layout.format == f"{len(names) - 5}q5d"
-    assert told[: len(names)] == [8 * i for i in range(len(names))]
-    assert told[len(names)] == layout.size
+    assert printed[: len(names)] == [8 * i for i in range(len(names))]
+    assert printed[len(names)] == layout.size
     codes = {name: native.ACTIVATIONS[name][0] for name in ("none", "relu", "relu6", "silu")}
-    assert told[len(names) + 1 :] == [
+    assert printed[len(names) + 1 :] == [
         native.ABI,
         native.SAVED_ROWS,
         native.TRAIN,

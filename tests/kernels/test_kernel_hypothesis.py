@@ -1,4 +1,4 @@
-"""The kernel against the reference over shapes, strides, types, thread counts and variants that nobody chose."""
+"""The kernel against the reference over shapes, strides, types, thread counts and variants chosen at random."""
 
 import torch
 from hypothesis import given, settings

@@ -198,7 +198,7 @@ def test_behind_a_mask_too_gradients_change_no_bit_of_the_way_there(native, shap
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("wanted", ["x", "weight", "bias", "residual"])
 def test_one_gradient_alone(native, wanted, activation, training):
-    """The kernel leaves out what nobody asks for; what is left must not change."""
+    """The kernel skips results that are not needed; the others must not change."""
     for shape in [(6, 20, 3, 5), (40, 20, 2, 1)]:
         case = Case(shape, activation=activation, residual=True, training=training)
         tensors = inputs(case)

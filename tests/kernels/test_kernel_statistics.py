@@ -86,7 +86,7 @@ def test_layouts(on_path, shape, layout):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_reduce_of_one_process(on_path, activation, dtype):
-    """The staged backward pass, with nobody else to add: the same answers."""
+    """The staged backward pass, in one process: the same answers."""
     choices = itertools.product([(5, 3, 40), (7, 20, 3, 5), (19, 33)], [None, "lengths", "random"], [False, True])
     all_right(
         (

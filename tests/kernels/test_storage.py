@@ -117,10 +117,10 @@ def test_a_layer_without_its_memory(path, name, how):
 @pytest.fixture(params=["native", "python"])
 def own(request, monkeypatch):
     """The two ways whose backward pass is ours."""
-    if kernels.kernel() is None or call.short is None:
+    if kernels.kernel() is None or call.compiled is None:
         pytest.skip(kernels.describe())
     if request.param == "python":
-        monkeypatch.setattr(call, "short", None)
+        monkeypatch.setattr(call, "compiled", None)
 
 
 @pytest.mark.parametrize("how", FREED)

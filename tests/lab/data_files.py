@@ -19,7 +19,7 @@ def cifar(folder, records=20, seed=0):
 
 
 def pictures(folder, classes=("cat", "dog"), train=4, val=2, size=(9, 7), suffix="png", parts=("train", "val")):
-    """A folder of images of a single color each, by which they can be told apart; returns the colors by path."""
+    """A folder of images of a single color each, by which they can be distinguished; returns the colors by path."""
     Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     colors = {}
     for part, count in zip(parts, (train, val), strict=True):

@@ -81,7 +81,7 @@ def test_folders_of_images_are_checked_at_a_size(tmp_path):
         (["--check", "minst"], "there is no data set 'minst'; choose from digits, mnist, fashion-mnist, cifar10, ima"),
         (["--size", "8"], "--size was given without --check"),
         (["--check", "cifar10", "--size", "8"], "a size was given for cifar10; leave it out"),
-        (["--data", "no-such"], "no-such is no folder; name the one that has your data sets"),
+        (["--data", "no-such"], "no-such is not a folder; name the one that has your data sets"),
     ],
 )
 def test_bad_input_gets_one_sentence(tmp_path, monkeypatch, arguments, words):

@@ -83,7 +83,7 @@ def test_the_variable_is_used_where_no_folder_is_given(tmp_path, monkeypatch):
     monkeypatch.setenv("BATCHNORM_DATA", str(tmp_path / "c"))
     assert (
         refusal("idx")
-        == f"BATCHNORM_DATA is {tmp_path / 'c'}, which is no folder; name the one that has your data sets"
+        == f"BATCHNORM_DATA is {tmp_path / 'c'}, which is not a folder; name the one that has your data sets"
     )
     assert load("digits").title == "digits"
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -194,7 +194,10 @@ def test_cifar_of_the_real_size_is_read(tmp_path, monkeypatch):
         (lambda content: content[:-3073], "it is truncated, with 58,387 bytes instead of 61,460"),
         (lambda content: content + b"\0", "it is too long, with 61,461 bytes instead of 61,460"),
         (lambda content: b"", "it is truncated, with 0 bytes"),
-        (lambda content: content[:-3073] + b"\x0a" + bytes(3072), "it is no file of CIFAR-10 (record 19 has label 10)"),
+        (
+            lambda content: content[:-3073] + b"\x0a" + bytes(3072),
+            "it is not a file of CIFAR-10 (record 19 has",
+        ),
         (lambda content: pickle.dumps({b"data": content}), "it is a pickle; get the binary version"),
         (lambda content: gzip.compress(content), "it is compressed with gzip; extract it"),
     ],

@@ -234,7 +234,7 @@ def test_a_chosen_rate_that_does_not_arrive_is_no_ratio_of_zero():
     ("options", "sentence"),
     [
         ({"steps": 0}, "--steps is 0; give a whole number from 1 up"),
-        ({"rates": (-1.0,)}, "-1.0 is no learning rate; give numbers above 0"),
+        ({"rates": (-1.0,)}, "-1.0 is not a learning rate; give numbers above 0"),
         ({"rates": ()}, "--rates is empty; give rising numbers, as 0.003,0.01,0.03"),
         ({"depths": (6, 2)}, "--depths is 6, 2; give rising numbers, as 2,6,10"),
         ({"depths": (0, 2)}, "--depths begins with 0; give numbers of blocks from 1 up"),

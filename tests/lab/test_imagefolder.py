@@ -217,7 +217,7 @@ def test_what_is_no_image_is_named(tmp_path, content, begins):
     path.write_bytes(content)
     with pytest.raises(BatchNormError) as caught:
         decode(path)
-    assert sentence(caught).startswith(f"{path}: it is no image that is read (it begins with {begins}")
+    assert sentence(caught).startswith(f"{path}: it is not an image that is read (it begins with {begins}")
 
 
 def bomb(width, height):
@@ -295,7 +295,7 @@ def test_the_others_are_not_decoded_after_a_damaged_image(tmp_path, monkeypatch)
         return decode(path)
 
     monkeypatch.setattr(imagefolder, "decode", slowly)
-    with pytest.raises(BatchNormError, match=r"cat/0\.png: it is no image that is read \(it begins with nothing\)"):
+    with pytest.raises(BatchNormError, match=r"cat/0\.png: it is not an image that is read \(it begins with nothing\)"):
         load("imagefolder", tmp_path)
     assert len(decoded) < 300
     assert threading.active_count() == threads

@@ -296,7 +296,7 @@ def test_an_interrupt_keeps_the_network_that_is_done(tmp_path, monkeypatch):
         (["--rate", "nan"], "--rate is nan; give a number above 0"),
         (["--layers", "0"], "--layers is 0"),
         (["--svg", "x"], "--svg is x, but the picture is an SVG; name it x.svg"),
-        (["--data", "no-such"], "no-such is no folder"),
+        (["--data", "no-such"], "no-such is not a folder"),
     ],
 )
 def test_bad_input_gets_one_sentence(tmp_path, monkeypatch, arguments, words):

@@ -145,8 +145,8 @@ def test_an_interrupt_keeps_what_is_done(tmp_path, monkeypatch, finished, names)
         ),
         (["--rates", "fast"], "--rates is 'fast'; give rising numbers, as 0.05,0.1,0.2"),
         (["--rates", "0.2,0.1"], "--rates is 0.2, 0.1; give rising numbers, as 0.05,0.1,0.2"),
-        (["--rates", "-1"], "-1.0 is no learning rate; give numbers above 0"),
-        (["--rates", "nan"], "nan is no learning rate; give numbers above 0"),
+        (["--rates", "-1"], "-1.0 is not a learning rate; give numbers above 0"),
+        (["--rates", "nan"], "nan is not a learning rate; give numbers above 0"),
         (["--threads", "-1"], "--threads is -1; give a whole number, or 0 for torch's choice"),
         (["--json", "/"], "--json is /, a folder; name a file in it"),
         (

@@ -126,9 +126,9 @@ def test_the_same_recipe_gives_the_same_records_and_leaves_the_random_numbers_al
 
 
 def test_progress_is_told():
-    told = []
-    signal.record(SignalRecipe(steps=3), told.append)
-    assert told == [1, 2, 3, 4, 5, 6, 7, 8]  # one pass more in each network shows the result
+    reported = []
+    signal.record(SignalRecipe(steps=3), reported.append)
+    assert reported == [1, 2, 3, 4, 5, 6, 7, 8]  # one pass more in each network shows the result
 
 
 def test_every_step_is_recorded_early_and_some_later():

@@ -17,7 +17,7 @@ CONV = {0: nn.Linear, 1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
 
 def needs(name, x):
-    """What a brick's forward needs besides its input: one of them, to be told what is padding (here nothing)."""
+    """What a brick's forward needs besides its input: one of them needs a mask (here without padding)."""
     return {"mask": torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool)} if name == "masked" else {}
 
 
@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 def seen(net, x):
-    """What the network makes of images without padding; one brick wants to be told that there is none."""
+    """What the network makes of images without padding; one brick needs a mask that says so."""
     with bn.use_mask(net, torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool)):
         return net(x)
 

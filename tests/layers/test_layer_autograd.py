@@ -110,7 +110,7 @@ def test_in_place_operation_on_an_output_behind_a_residual_is_noticed_or_harmles
     expected = torch.autograd.grad(layer(x, residual=residual).sum(), wanted)
     y = layer(x, residual=residual)
     y.neg_().sub_(1)
-    if path == "torch" and activation == "relu":  # its slope is told by the output
+    if path == "torch" and activation == "relu":  # the output determines its slope
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
     else:  # by bits of the kernel's own, or by the input

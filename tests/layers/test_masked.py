@@ -211,8 +211,8 @@ def test_use_mask_is_seen_by_what_watches_inputs():
 
 def test_use_mask_refuses_layers_that_count_padding_and_cannot_be_told():
     model = torch.nn.Sequential(torch.nn.Conv1d(20, 20, 1), torch.nn.BatchNorm1d(20))
-    told = r'1 is a BatchNorm1d, which takes no mask.*convert\(model, "masked"\)'
-    with pytest.raises(bn.BatchNormError, match=told), bn.use_mask(model, torch.tensor([9])):
+    message = r'1 is a BatchNorm1d, which takes no mask.*convert\(model, "masked"\)'
+    with pytest.raises(bn.BatchNormError, match=message), bn.use_mask(model, torch.tensor([9])):
         model(torch.randn(1, 20, 9))
 
 

@@ -13,7 +13,7 @@ from batchnorm.layers.recompute import updates_once
 
 
 class Act(nn.BatchNorm1d):
-    """A subclass of somebody's own."""
+    """A user's subclass."""
 
     def forward(self, x):
         return super().forward(x).relu()

@@ -115,7 +115,7 @@ def test_landscape_refuses(bad):
 
 
 def test_a_parameter_that_does_not_exist():
-    with pytest.raises(BatchNormError, match="no parameter that learns is called 'nothing'"):
+    with pytest.raises(BatchNormError, match="no trainable parameter is called 'nothing'"):
         bn.probe.landscape(nn.Linear(1, 1), None, lambda m, x: 0, lr=0.1, parameters=["nothing"])
 
 
@@ -191,7 +191,7 @@ def test_a_layer_that_shares_its_weight_does_not_step_before_itself():
 
 def test_shift_names_a_layer_that_is_none():
     model = nn.Sequential(nn.Linear(1, 1), nn.Tanh(), nn.Linear(1, 1))
-    with pytest.raises(BatchNormError, match=r"'1' is no module .* choose among 0, 2"):
+    with pytest.raises(BatchNormError, match=r"'1' is not a module .* choose among 0, 2"):
         bn.probe.shift(model, torch.ones(1, 1), lambda m, x: m(x).sum(), lr=0.1, layers=["1"])
 
 
@@ -326,7 +326,7 @@ def test_bn_in_evaluation_mode_has_no_invariance():
 
 
 def test_invariance_wants_a_weight():
-    with pytest.raises(BatchNormError, match="'1' is no module with a weight matrix"):
+    with pytest.raises(BatchNormError, match="'1' is not a module with a weight matrix"):
         bn.probe.invariance(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.randn(3, 2), layer="1")
 
 

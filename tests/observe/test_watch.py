@@ -66,7 +66,7 @@ def test_an_activation_inside_of_a_layer():
         ("*", ["1", "2", "5", "6", "8"]),
         (["[56]"], ["5", "6"]),
         ({"layer 1": "2", "layer 2": "6"}, ["layer 1", "layer 2"]),
-        ("0", ["0"]),  # nobody who is selected takes it
+        ("0", ["0"]),  # none of the selected layers takes it
         ("7", ["7"]),  # of no known kind: its input
         ({"flat": "7", "fc": "8"}, ["flat", "fc"]),
     ],

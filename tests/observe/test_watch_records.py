@@ -12,7 +12,7 @@ import batchnorm as bn
 from batchnorm.observe.quantities import QUANTITIES
 from batchnorm.records import RecordFile
 
-# ---- what is told
+# ---- what is reported
 
 
 def test_logged_numbers():
@@ -84,7 +84,7 @@ def test_a_quantity_that_fails_is_left_out_and_the_training_goes_on(monkeypatch)
     broken = bn.observe.quantity.Quantity("mean", "signal", fails)
     monkeypatch.setitem(QUANTITIES, "mean", broken)
     model = stack()
-    with pytest.warns(bn.BatchNormWarning, match="'mean' failed at step 0 and is left out") as warned:
+    with pytest.warns(bn.BatchNormWarning, match="'mean' failed at step 0 and is disabled") as warned:
         seen = watched(model, steps=3, every=1)
     assert len(warned) == 1
     assert seen.failed == {"mean": "ZeroDivisionError: of no use"}
@@ -142,7 +142,7 @@ def test_a_copy_of_the_model_is_not_watched():
         ({"every": 2.5}, "every is 2.5"),
         ({"bins": 0}, "bins is 0"),
         ({"start": -1}, "start is -1; give a whole number from 0 up"),
-        ({"quantities": ["mood"]}, "'mood' is no quantity; use any of histogram"),
+        ({"quantities": ["mood"]}, "'mood' is not a quantity; use any of histogram"),
         ({"layers": "conv*"}, r"no layer fits 'conv\*'"),
         ({"layers": []}, "layers selects nothing"),
         ({"layers": [3]}, "layers has 3 in it"),

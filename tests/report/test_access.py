@@ -1,4 +1,4 @@
-"""The page for everybody: names for a screen reader, text that can be read in both modes, tables that fit a phone."""
+"""Accessibility of the page: names for a screen reader, text readable in both modes, tables that fit a phone."""
 
 import pytest
 from visiting import Visit

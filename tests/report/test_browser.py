@@ -1,4 +1,4 @@
-"""The page in a real browser: it loads without an error or a request, moves when told to, shows what was recorded."""
+"""The page in a real browser: it loads without an error or a request, moves on request, shows what was recorded."""
 
 import re
 
@@ -303,7 +303,7 @@ def test_it_opens_paused_where_the_networks_differ_most_and_plays_from_the_start
     visit = Visit(browser, pages["film"])
     assert difference(visit.step) == pytest.approx(max(map(difference, range(61))), abs=1e-3)
     assert visit.page.get_by_role("button", name="Pause").count() == 0
-    assert "#" not in visit.page.url  # nobody went anywhere
+    assert "#" not in visit.page.url  # no navigation
     visit.page.locator(".speed select").select_option("0.25")
     visit.page.get_by_role("button", name=re.compile("Play|Replay")).click()
     visit.until("document.querySelector('.film').dataset.step < 10")

@@ -1,4 +1,4 @@
-"""The charts in a real browser: drawn at once as plain SVG, by plotly where somebody reaches for one, and on paper."""
+"""The charts in a real browser: drawn at once as plain SVG, by plotly where one is pointed at, and on paper."""
 
 import re
 from itertools import pairwise

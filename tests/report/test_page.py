@@ -156,7 +156,7 @@ def test_how_the_signal_was_made_is_said(signal_records):
     notes = " ".join(next(s for s in figures_of(signal_records) if isinstance(s, Player)).notes)
     for words in ("32 tanh units", "'lecun' from seed 0", "learning rate 0.5 and momentum 0.9", "60 steps"):
         assert words in notes
-    assert "chosen" not in notes  # that is said of the default recipe only
+    assert "chosen" not in notes  # only the default recipe mentions it
     remarked = dataclasses.replace(signal_records, summary={"remark": signal.REMARK})
     assert "were chosen because" in " ".join(film.draw(remarked).notes)
 
@@ -233,7 +233,7 @@ def test_findings_are_told_the_gravest_first(tmp_path, findings):
     assert table.notes == ("Rules that could not run, and what they need: BN201 (data).",)
 
 
-def test_a_benchmark_is_told(bench_records):
+def test_a_benchmark_is_described(bench_records):
     sections = sections_of(bench_records)
     assert sections["Speed, in short"].rows == (("bn train vs torch", "1", "2x", "≥ 1.8x", "yes", ""),)
     plot = sections["Speed against torch, cell by cell"]
@@ -241,7 +241,7 @@ def test_a_benchmark_is_told(bench_records):
     assert plot.table.rows == (("8x4 contiguous", "bn train", "2", "4", "2.00"),)
 
 
-def test_what_a_verb_changed_is_told(tmp_path):
+def test_what_a_verb_changed_is_listed(tmp_path):
     """Of a real fold, as the command writes it: what went where, what stayed and why, how far the outputs are apart."""
     (tmp_path / "net.py").write_text(
         "from torch import nn\n"

@@ -49,7 +49,7 @@ def folded_by_fx(model):
             fused = fuse(model)
         except Exception:
             return None
-    # Layers of a class of somebody's own are traced through: what is left of them is a function.
+    # Layers of a user's class are traced through: what is left of them is a function.
     functions = sum(node.op == "call_function" and node.target is F.batch_norm for node in fused.graph.nodes)
     plain = [sum(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in each.modules()) for each in (model, fused)]
     return plain[0] - plain[1] - functions

@@ -52,7 +52,7 @@ def test_the_function_is_kept_and_the_ratio_reported():
     assert all(len(m.samples) == 3 and min(m.samples) > 0 for m in report.times)
     assert report.speedup == report.speedups.median > 0
     assert report.chosen == "as it was"  # three steps show nothing
-    assert "nothing that was tried is surely faster" in str(report)
+    assert "nothing that was tried is reliably faster" in str(report)
     assert json.loads(report.to_json())["chosen"] == report.chosen
 
 
@@ -215,7 +215,7 @@ def timed(**found):
         ([50.0] * 9 + [101.0] * 2, "as it was"),
         ([100.0] * 20, "as it was"),
         ([1.0] * 8 + [101.0] * 12, "as it was"),
-        ([99.0] * 14 + [500.0] * 2, "fused"),  # somebody else's work in two of the steps
+        ([99.0] * 14 + [500.0] * 2, "fused"),  # other processes were busy in two of the steps
     ],
 )
 def test_only_what_noise_does_not_explain_is_a_gain(samples, chosen):

@@ -1,4 +1,4 @@
-"""``adapt``: statistics and entropy, the exact way back, and the warning about sorted streams."""
+"""``adapt``: statistics and entropy, the exact restore, and the warning about sorted streams."""
 
 import copy
 
@@ -308,7 +308,7 @@ def test_shuffled_streams_are_not(size):
     for _ in range(5):
         _, adapted = bn.adapt(small_network(), x[torch.randperm(len(x))].split(size))
         assert adapted.sortedness == 0
-    assert bn.adapt(small_network(), [x])[1].sortedness == 0  # nobody can tell from one
+    assert bn.adapt(small_network(), [x])[1].sortedness == 0  # one batch cannot show it
 
 
 def test_sortedness_is_the_intraclass_correlation():

@@ -274,10 +274,14 @@ def test_it_is_shown_and_serialised_as_reports_are(capsys):
     shown = capsys.readouterr().out
     assert all(words in shown for words in ("8 samples", "running_mean", "no running statistics"))
     assert "<table" in calibrated._repr_html_()
-    told = json.loads(calibrated.to_json())
-    assert (told["samples"], told["batches"], told["standard_error"]) == (8, 1, None)  # one batch cannot tell
-    assert [change["path"] for change in told["changes"]] == ["0", "0"]
-    assert list(told["left"]) == ["1"]
+    reported = json.loads(calibrated.to_json())
+    assert (reported["samples"], reported["batches"], reported["standard_error"]) == (
+        8,
+        1,
+        None,
+    )  # 1 batch: unknown
+    assert [change["path"] for change in reported["changes"]] == ["0", "0"]
+    assert list(reported["left"]) == ["1"]
 
 
 # ---- when it stops
@@ -285,18 +289,18 @@ def test_it_is_shown_and_serialised_as_reports_are(capsys):
 
 def test_the_standard_errors_are_those_of_the_estimates():
     """Over many streams, the estimates scatter as much as each stream says by itself."""
-    means, variances, told = [], [], []
+    means, variances, reported = [], [], []
     for _ in range(60):
         x = torch.randn(40, 8, 1, 4) * 3 + 1
         x = (x + torch.randn(40, 8, 1, 1) * 2).double()  # positions of an image are alike
         model, calibrated = bn.calibrate(nn.BatchNorm2d(8).double(), x.split(2))
         means.append(numbers(model.running_mean) / math.sqrt(13))
         variances.append(numbers(model.running_var) / 13)
-        told.append(calibrated.standard_errors[""])
-    of_mean, of_var = np.mean(told, 0)
+        reported.append(calibrated.standard_errors[""])
+    of_mean, of_var = np.mean(reported, 0)
     assert of_mean == pytest.approx(np.std(means, 0).mean(), rel=0.1)
     assert of_var == pytest.approx(np.std(variances, 0).mean(), rel=0.15)
-    assert calibrated.standard_error == max(told[-1])
+    assert calibrated.standard_error == max(reported[-1])
 
 
 def test_parts_are_merged_when_there_are_many():
@@ -462,10 +466,10 @@ def test_several_processes_share_their_statistics():
         mean, var = statistics(batches)
         var = var * 24 / 23 if formula == "merged" else var
         for rank in range(2):
-            told = found[rank][place]
-            np.testing.assert_allclose(told[0], mean, rtol=1e-10)
-            np.testing.assert_allclose(told[1], var, rtol=1e-10)
-            assert told[2:] == (4, 24)
+            reported = found[rank][place]
+            np.testing.assert_allclose(reported[0], mean, rtol=1e-10)
+            np.testing.assert_allclose(reported[1], var, rtol=1e-10)
+            assert reported[2:] == (4, 24)
     assert found[0][2] == found[1][2]
     assert found[0][2][3] is True
     assert found[1][3] == "my disk is full"

@@ -288,7 +288,10 @@ FOLD = ["fold", "net.py:make", "--input", "2,2,6,6", "--out", "o.pt"]
         ([*CALIBRATE, "--checkpoint", "last.pt", "--key", "ema"], "last.pt has no 'ema'; it holds 'epoch', 'state_d"),
         ([*CALIBRATE, "--checkpoint", "two.pt"], "two.pt does not fit the model: 9 of 13 are missing (conv.weight, "),
         ([*CALIBRATE[:2], "--data", "gone.npz", "--out", "o.pt"], "there is no file gone.npz"),
-        ([*CALIBRATE[:2], "--data", "data.csv", "--out", "o.pt"], "'data.csv' is no data; give a file of one of .npy"),
+        (
+            [*CALIBRATE[:2], "--data", "data.csv", "--out", "o.pt"],
+            "'data.csv' is not a data file; give a file of",
+        ),
         ([*CALIBRATE[:2], "--data", "flat.npy", "--out", "o.pt"], "the model, given [5, 3] float32, raises RuntimeErr"),
         ([*CALIBRATE[:2], "--data", "bytes.npy", "--out", "o.pt"], "the model, given [5, 2, 6, 6] uint8, raises Runti"),
         ([*CALIBRATE, "--out", "o.txt"], "the file is named 'o.txt'; end its name in .pt, .pth, .ckpt, .bin or .safe"),

@@ -154,9 +154,9 @@ def test_group_counts_are_safe(channels, size, wished, groups):
     changed, report = bn.convert(model, "group", example=x, **options)
     assert changed[0].num_groups == groups
     assert safe_groups(channels, wished, size * size) == groups
-    told = next(change.after for change in report.changes if change.what == "groups")
-    assert told.startswith(f"{groups} of {channels // groups} channels, {channels // groups * size**2} values each")
-    assert ("wished" in told) == (wished is not None and wished != groups)
+    message = next(change.after for change in report.changes if change.what == "groups")
+    assert message.startswith(f"{groups} of {channels // groups} channels, {channels // groups * size**2} values each")
+    assert ("wished" in message) == (wished is not None and wished != groups)
     z = (changed[0](x) - changed[0].bias.view(-1, 1, 1)) / changed[0].weight.view(-1, 1, 1)
     assert len(z.abs().detach().round(decimals=2).unique()) > 2  # neither nothing nor signs
 
@@ -175,7 +175,7 @@ def test_group_counts_that_cannot_be(groups):
 
 
 @pytest.mark.parametrize(
-    ("to", "channels", "size", "told"),
+    ("to", "channels", "size", "message"),
     [
         ("group", 2, 1, "on 1 position, group norm has 2 values to normalise at once, and would leave their signs"),
         ("layer", 1, 1, "has 1 value to normalise at once, and would leave nothing of the input"),
@@ -184,11 +184,11 @@ def test_group_counts_that_cannot_be(groups):
         ("group", 1, None, "on an input of unknown size, .* give an example that says how many there are"),
     ],
 )
-def test_a_norm_that_would_erase_its_input_is_not_made(to, channels, size, told):
+def test_a_norm_that_would_erase_its_input_is_not_made(to, channels, size, message):
     model = nn.Sequential(nn.BatchNorm2d(channels))
     example = None if size is None else torch.randn(4, channels, size, size)
     changed, report = bn.convert(model, to, example=example)
-    assert re.search(told, report.left["0"])
+    assert re.search(message, report.left["0"])
     assert type(changed[0]) is nn.BatchNorm2d
     assert report.certificate is None
 
@@ -253,12 +253,12 @@ def test_what_is_left_has_its_reason():
     )  # fmt: skip
     _, report = bn.convert(model, "layer", inplace=True)
     assert report.paths == ("ghost",)
-    told = {
+    message = {
         "lazy": "does not know its channels", "frozen": "unfreeze it first", "steps": "for every time step",
-        "group": "a GroupNorm is no batch norm: name it in where=", "masked": "it is called with a mask",
+        "group": "a GroupNorm is not a batch norm: name it in where=", "masked": "it is called with a mask",
         "domains.domain_source": "a part of a DomainBatchNorm", "tied": "computed from others",
     }  # fmt: skip
-    for path, words in told.items():
+    for path, words in message.items():
         assert words in report.left[path], path
     untracked = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), bn.GhostBatchNorm(3))
     for to in ("frozen", "none", "renorm"):
@@ -303,12 +303,12 @@ def test_where_names_other_norms():
     assert "normalises the last axes" in report.left["1"]
     assert report.left["2"] == "a LocalResponseNorm is none of the bricks"
     features = nn.Sequential(nn.LayerNorm(5))
-    assert "only an example can tell" in bn.convert(features, "rms", "*")[1].left["0"]
+    assert "without an example it is unknown" in bn.convert(features, "rms", "*")[1].left["0"]
     assert type(bn.convert(features, "rms", "*", example=torch.randn(3, 5))[0][0]).__name__ == "RMSNorm"
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda m: bn.convert(m, "grup"), "convert: there is no norm 'grup'; did you mean 'group'"),
         (lambda m: bn.convert(m, nn.GroupNorm), "convert: there is no norm <class"),
@@ -323,8 +323,8 @@ def test_where_names_other_norms():
         (lambda m: bn.convert(m, "group", data=[images() * float("nan")]), "convert: 1: it meets NaN or infinite"),
     ],
 )  # fmt: skip
-def test_mistakes(call, told):
-    with pytest.raises(bn.BatchNormError, match=told):
+def test_mistakes(call, message):
+    with pytest.raises(bn.BatchNormError, match=message):
         call(network())
 
 

@@ -60,7 +60,7 @@ def test_both_functions_stay(norm, dtype):
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert [m.training for m in lean.modules()] == [m.training for m in model.modules()]
     assert (lean.a.bias, lean.b.bias, lean.head.bias) == (None, None, None)
-    assert report.left == {"out": "the model returns what it makes"}
+    assert report.left == {"out": "the model returns its output"}
     assert report.certificate.relative <= (1e-5 if dtype == torch.float32 else 1e-12)
     for mode in (False, True):
         one, other = (m.train(mode) for m in (copy.deepcopy(model), copy.deepcopy(lean)))
@@ -148,14 +148,14 @@ def test_what_stays_has_its_reason():
     lean, report = bn.drop_bias(model, torch.randn(4, 3))
     assert report.changes == ()
     assert dict(report.left) == {
-        "returned": "the model returns what it makes",
-        "two_readers": "what it makes is read by norms.1, add",
+        "returned": "the model returns its output",
+        "two_readers": "its output is read by norms.1, add",
         "sequence": "it is linear in the last axis, and norms.2 normalises axis 1",
         "one": "norms.3 is also fed by other, which has another bias",
         "other": "norms.3 is also fed by one, which has another bias",
         "before_frozen": "frozen always uses its running statistics (frozen), and so does not cancel a bias",
         "looked_at": "something else reads its bias",
-        "dropped": "what it makes goes to drop, which is no BN layer",
+        "dropped": "its output goes to drop, which is not a BN layer",
         "unused": "this example does not reach it",
         "normed": "its bias is computed from something else",
     }

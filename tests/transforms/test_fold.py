@@ -250,9 +250,9 @@ def test_the_wrong_axis_after_is_refused():
 @pytest.mark.parametrize(("forward", "reason"), [
     (lambda m, x: m.fc(m.fc(m.bn(x))), "fc is called several times"),
     (lambda m, x: (y := m.bn(x)) + m.fc(y), "add follows"),
-    (lambda m, x: {"y": (y := m.bn(x)), "z": m.fc(y)}, "the model returns what it makes"),
+    (lambda m, x: {"y": (y := m.bn(x)), "z": m.fc(y)}, "the model returns its output"),
     (lambda m, x: m.fc(m.bn(m.bn(x))), "it is called several times"),
-    (lambda m, x: [m.bn(x), m.fc(x)][1], "nothing reads what it makes"),
+    (lambda m, x: [m.bn(x), m.fc(x)][1], "nothing reads its output"),
     (lambda m, x: m.fc(m.bn(x)) @ m.fc.weight, "the weight of fc is also read by matmul"),
 ])  # fmt: skip
 def test_what_follows_may_forbid_it(forward, reason):

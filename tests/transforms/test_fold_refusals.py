@@ -26,7 +26,7 @@ from zoo import IMAGE, ZOO, ConvBN, perturb
     (lambda m, x: m.bn(m.conv(x)) + m.conv(x), "conv is called 2 times, and not always for this layer"),
     (lambda m, x: m.bn(m.conv(x)) + m.bn(x), "it reads the model's input"),
     (lambda m, x: m.bn(m.conv(x)) + F.conv2d(x, m.conv.weight), "the weight of conv is also read by conv2d"),
-    (lambda m, x: m.bn(m.conv(x)) * m.bn.running_var[0], "its numbers are also read by getitem"),
+    (lambda m, x: m.bn(m.conv(x)) * m.bn.running_var[0], "its tensors are also read by getitem"),
     (lambda m, x: m.bn(m.conv.forward(x)), "conv2d (a function) stands before it"),
     (lambda m, x: m.conv(x) if len(x) else m.bn(x), "this example does not reach it"),
     (lambda m, x: m.bn(y := m.conv(x)) * float(y.detach().numpy().max()), "what conv makes is read by several"),
@@ -272,8 +272,8 @@ def test_a_model_that_bn_froze():
 
 @pytest.mark.parametrize(("norm", "reason"), [
     (lambda: nn.BatchNorm2d(4, track_running_stats=False), "no running statistics"),
-    (lambda: bn.BatchNorm2d(4, statistics="batch"), "told to use the batch's statistics"),
-    (lambda: bn.BatchNorm2d(4, update=True), "told to update its statistics"),
+    (lambda: bn.BatchNorm2d(4, statistics="batch"), "set to use the batch's statistics"),
+    (lambda: bn.BatchNorm2d(4, update=True), "set to update its statistics"),
 ])  # fmt: skip
 def test_layers_that_are_not_a_fixed_scale(norm, reason):
     model = made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), norm()))

@@ -104,7 +104,7 @@ def test_a_loop_over_levels(norm):
     folded, report = assert_folds(model, x)
     assert type(folded.conv) is nn.Identity
     assert all(type(each) in (nn.Conv2d, Moved) for each in folded.norms)
-    with torch.no_grad():  # told apart by the BN layer that follows, not by the order of the calls
+    with torch.no_grad():  # distinguished by the BN layer that follows, not by the order of the calls
         for order in ((2, 0), (1,), (1, 1)):
             for a, b in zip(model(x, order).values(), folded(x, order).values(), strict=True):
                 torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-10)
@@ -148,12 +148,12 @@ def test_a_norm_after_a_moved_layer():
 
 
 @pytest.mark.parametrize(("forward", "reason"), [
-    (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x)) + m.conv(x), "what it makes goes to add"),
+    (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x)) + m.conv(x), "its output goes to add"),
     (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x)) + m.b(x), "a is"),
-    (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x)).mul(m.b.running_mean[0]), "b stays, for its numbers are also read"),
-    (lambda m, x: m.a(y := m.conv(x)) * y.shape[1] + m.b(m.conv(x)), "the model asks for the size of what it makes"),
-    (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x).relu()), "what it makes goes to relu"),
-    (lambda m, x: {"y": m.a(m.conv(x)) + m.b(y := m.conv(x)), "z": y}, "the model returns what it makes"),
+    (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x)).mul(m.b.running_mean[0]), "b stays, for its tensors are also read"),
+    (lambda m, x: m.a(y := m.conv(x)) * y.shape[1] + m.b(m.conv(x)), "the model reads the size of its output"),
+    (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x).relu()), "its output goes to relu"),
+    (lambda m, x: {"y": m.a(m.conv(x)) + m.b(y := m.conv(x)), "z": y}, "the model returns its output"),
     (lambda m, x: m.a(m.conv(x)) + m.b(m.conv(x)) + m.c(m.conv(x)), "c stays, for it has no running statistics"),
 ])  # fmt: skip
 def test_refused(forward, reason):
@@ -168,7 +168,7 @@ def test_refused(forward, reason):
 def test_a_layer_to_be_left_keeps_the_others():
     model = made(Looped)
     folded, report = bn.fold(model, drawn(2, 4, 9, 9), leave=["norms.1"])
-    assert report.left["norms.0"].endswith("follows: the model returns what it makes")
+    assert report.left["norms.0"].endswith("follows: the model returns its output")
     assert (
         "conv is called 3 times, and not always for this layer: norms.1 stays, for it was to be left"
         in report.left["norms.0"]
@@ -190,7 +190,7 @@ def test_one_module_that_has_the_layer_twice_cannot_tell():
         return Run(lambda m, x: m.a(m.one(x)) + m.b(m.two(x)) + F.relu(m.one(x)), one=conv, two=conv,
                    a=nn.BatchNorm2d(3), b=nn.BatchNorm2d(3))  # fmt: skip
 
-    assert_left(made(make), drawn(2, 3, 5, 5), "a", "what it makes goes to relu")
+    assert_left(made(make), drawn(2, 3, 5, 5), "a", "its output goes to relu")
 
 
 def test_one_module_that_has_the_layer_twice_for_one_norm():

@@ -15,7 +15,7 @@ COPYING = pytest.mark.parametrize("verb", ["fuse", "accelerate", "drop_bias", "i
     ("model", "words"),
     [
         (nn.Linear(3, 2).state_dict(), "the model is a OrderedDict; give an nn.Module as the first argument"),
-        (nn.Linear, "the model is the class Linear; call it, and give what it makes"),
+        (nn.Linear, "the model is the class Linear; call it, and give the result"),
         (nn.Sequential(nn.LazyLinear(2)), r"0 \(LazyLinear\) does not know its shapes yet; run the model once first"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``freeze`` and ``unfreeze``: constant BN layers whatever ``train()`` and the optimiser do, and the exact way back."""
+"""``freeze`` and ``unfreeze``: constant BN layers whatever ``train()`` and the optimiser do, and the exact restore."""
 
 import copy
 import pickle
@@ -84,7 +84,7 @@ def test_frozen_is_evaluation_of_the_bn_layers_in_every_mode(path):
     for name, tensor in frozen.state_dict().items():
         assert torch.equal(tensor, state[name])
     assert report.paths == ("1", "2.1", "5")
-    assert report.left == {"2.2": "a GroupNorm is no batch normalisation"}
+    assert report.left == {"2.2": "a GroupNorm is not a batch norm layer"}
     assert type(frozen[1]) is bn.BatchNorm2d
     assert frozen[2][1].activation == "relu"
     assert not any(p.requires_grad for m in (frozen[1], frozen[2][1]) for p in m.parameters())
@@ -291,8 +291,8 @@ def test_what_is_left_alone_and_why():
     assert report.left == {
         "blind": "it has no running statistics to normalise with",
         "frozen": "frozen already",
-        "rms": "an RMSNorm is no batch normalisation",
-        "instance": "an InstanceNorm1d is no batch normalisation",
+        "rms": "an RMSNorm is not a batch norm layer",
+        "instance": "an InstanceNorm1d is not a batch norm layer",
     }
     again = bn.freeze(nn.Sequential(bn.freeze(nn.BatchNorm1d(4))[0]))[1]
     assert again.left == {"0": "frozen already"}

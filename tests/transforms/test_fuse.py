@@ -155,7 +155,7 @@ def fused_layers(model):
     return {
         name: (layer.activation, layer.negative_slope)
         for name, layer in model.named_modules()
-        if isinstance(layer, bn.layers.batch._Fast)
+        if isinstance(layer, bn.layers.batch._BatchNormBase)
     }
 
 
@@ -189,7 +189,7 @@ def test_the_layers_run_once_with_all_that_follows(monkeypatch):
 LEFT = {
     "an unknown activation": (lambda: Functional(lambda y, x: F.silu(y)), "silu follows"),
     "several readers": (lambda: Functional(lambda y, x: F.relu(y) + y), "read by several"),
-    "returned": (lambda: Functional(lambda y, x: (y, F.relu(y))), "the model returns what it makes"),
+    "returned": (lambda: Functional(lambda y, x: (y, F.relu(y))), "the model returns its output"),
     "broadcast": (lambda: Functional(lambda y, x: F.relu(y + x[:, :, :1])), "another shape"),
     "a constant": (lambda: Functional(lambda y, x: F.relu(y + 1)), "another shape"),
     "scaled": (lambda: Functional(lambda y, x: F.relu(torch.add(y, x, alpha=2))), "not a plain sum"),

@@ -58,9 +58,9 @@ def test_by_default_before_each_nonlinearity():
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert report.paths == DEFAULT
     assert dict(report.left) == {
-        "skip": "no nonlinearity follows: what it makes goes to add",
+        "skip": "no nonlinearity follows: its output goes to add",
         "shared": "it is called 2 times, and each place would need a norm of its own",
-        "out": "no nonlinearity follows: the model returns what it makes",
+        "out": "no nonlinearity follows: the model returns its output",
     }
     assert report.certificate is None
     assert isinstance(normed.conv1.norm, bn.BatchNorm2d)
@@ -355,8 +355,8 @@ def test_keys_and_loading():
     with pytest.raises(RuntimeError, match="Unexpected key"):
         fresh.load_state_dict({**state, "0.strange": torch.ones(1)})
     plain = nn.Conv2d(3, 4, 3).state_dict()
-    told = fresh.load_state_dict({f"0.{k}": v for k, v in plain.items()}, strict=False)
-    assert all(".norm." in key for key in told.missing_keys)
+    loaded = fresh.load_state_dict({f"0.{k}": v for k, v in plain.items()}, strict=False)
+    assert all(".norm." in key for key in loaded.missing_keys)
     assert torch.equal(fresh[0].weight, plain["weight"])
 
 

@@ -115,7 +115,7 @@ def test_a_nonlinearity_may_come_after_numbers_have_moved():
     model, x = Moved().eval(), torch.randn(3, 8, 6)
     normed, report = bn.insert(model, x, preserve=[x])
     assert report.paths == ("up", "depthwise", "heads")
-    assert report.left["soft"].startswith("no nonlinearity follows: what it makes goes to")
+    assert report.left["soft"].startswith("no nonlinearity follows: its output goes to")
     other = torch.randn(3, 8, 6, dtype=torch.float64)
     torch.testing.assert_close(normed.double()(other), model.double()(other), rtol=1e-5, atol=1e-6)
 
@@ -136,7 +136,7 @@ def test_a_refusal_is_one_sentence_however_many_layers_there_are(layers):
         bn.insert(Repeated(layers), torch.randn(4, 4))
     assert str(raised.value) == (
         f"insert: there is no place for a norm (body.0 and {layers - 1} more: a norm follows already; head: no "
-        "nonlinearity follows: the model returns what it makes); where=[...] puts norms behind layers that no "
+        "nonlinearity follows: the model returns its output); where=[...] puts norms behind layers that no "
         "nonlinearity follows"
     )
 

@@ -238,7 +238,7 @@ def test_accumulated_and_skipped_steps():
     optimizer = sgd(model)
     other, _ = bn.calibrate(model, BATCHES)
     optimizer.zero_grad()
-    optimizer.step()  # nobody has a gradient
+    optimizer.step()  # there are no gradients
     model(X).sum().backward()
     optimizer.step()
     assert train(model, optimizer) == []

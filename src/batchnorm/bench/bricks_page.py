@@ -125,7 +125,7 @@ class _BrickSite(nn.Module):
         self.masked = name == "masked"
 
     def forward(self, x: Tensor) -> Tensor:
-        # Nothing is padding here, but a masked layer wants to be told.
+        # Nothing is padding here, but a masked layer needs a mask.
         more = [torch.ones(x.shape[0], *x.shape[2:], dtype=torch.bool)] if self.masked else []
         return self.norm(x if self.before is None else self.before(x), *more)  # type: ignore[no-any-return]
 

@@ -50,7 +50,7 @@ class Machine:
     cores: int | None = None  # None: every rank has a machine of its own
 
     def exchange(self, ranks: int, size: int) -> float:
-        """Seconds of one exchange in which everybody sends ``size`` bytes to everybody."""
+        """Seconds of one exchange in which every rank sends ``size`` bytes to every other."""
         crowd = 1.0 if self.cores is None else max(1.0, ranks / self.cores)
         seconds = crowd * (self.start + (ranks - 1) * (self.message + size * self.byte))
         return round(seconds, 12)

@@ -89,13 +89,13 @@ def _more(slower: tuple[float, ...], faster: tuple[float, ...]) -> float:
 
 
 class Observer(Protocol):
-    """Somebody who looks on, as this measurement drives them."""
+    """An observer of training, as this measurement drives it."""
 
     def aim(self, step: int) -> None:
         """Let this be the number of the next step."""
 
-    def told(self, labels: torch.Tensor) -> None:
-        """Take what a training loop tells in every step."""
+    def set_labels(self, labels: torch.Tensor) -> None:
+        """Take the labels, as a training loop gives them in every step."""
 
 
 class _Monitor:
@@ -105,8 +105,8 @@ class _Monitor:
     def aim(self, step: int) -> None:
         self.run.step = step
 
-    def told(self, labels: torch.Tensor) -> None:
-        self.run.told(labels)
+    def set_labels(self, labels: torch.Tensor) -> None:
+        self.run.set_labels(labels)
 
 
 class _Watch:
@@ -116,13 +116,13 @@ class _Watch:
     def aim(self, step: int) -> None:
         self.seen.go_to(step)
 
-    def told(self, labels: torch.Tensor) -> None:
+    def set_labels(self, labels: torch.Tensor) -> None:
         self.seen.log("training loss", labels[0])
 
 
 @contextmanager
 def monitored(model: nn.Module, optimizer: Optimizer) -> Iterator[Observer]:
-    """All rules look on, with labels told; what they find in random data is not printed."""
+    """Run all rules, with labels; findings in random data are not printed."""
     with monitor(model, optimizer, every=EVERY, warn=False) as run:
         yield _Monitor(run)
 
@@ -179,7 +179,7 @@ def measure_monitor(
             for one in (plain, other) if step % 2 else (other, plain):
                 start = clock()
                 if one is other:
-                    observer.told(y)
+                    observer.set_labels(y)
                 one.step(x, y)
                 times[one] = clock() - start
             if step >= WARMUPS:

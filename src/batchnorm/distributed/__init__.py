@@ -1,1 +1,1 @@
-"""Statistics of a batch that is spread over processes: who takes part, what is exchanged, what went wrong."""
+"""Batch statistics over several processes: process groups, exchanges, and errors that name the rank."""

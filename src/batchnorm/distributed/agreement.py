@@ -1,4 +1,4 @@
-"""Processes that do a thing together: they go on together, end together, and fail together."""
+"""Agreement between processes: they continue together, end together, and fail together."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Together:
         self.waiting = False  # whether the others may be waiting for this process to begin a round
 
     def any(self, more: bool) -> bool:
-        """Whether a process goes on; an error if one failed.
+        """Whether any process continues; raises if one failed.
 
         >>> Together(None, "calibrate").any(True)
         True
@@ -86,7 +86,7 @@ class Together:
     def _gather(self, numbers: Tensor) -> Tensor:
         try:
             _, device = backend(self.group, numbers.device)
-        except RuntimeError:  # a group that speaks for GPUs only
+        except RuntimeError:  # a group for GPUs only
             device = torch.device("cuda", torch.cuda.current_device())
         mine = numbers.to(device, torch.float64)
         theirs = [torch.empty_like(mine) for _ in range(self.group.size())]

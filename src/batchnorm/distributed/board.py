@@ -1,4 +1,4 @@
-"""Numbers that ranks put up for each other, without waiting: nothing here is a collective, and no rank can hang."""
+"""Share numbers between ranks without waiting: there are no collectives here, so no rank can hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One collective: everybody's numbers to everybody, each with its sender's place in front, all of them checked."""
+"""One all-gather of statistics: each message begins with its sender's position, and every rank checks them all."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from batchnorm.distributed import rollcall
-from batchnorm.distributed.farewell import farewell
+from batchnorm.distributed import membership
 from batchnorm.distributed.groups import backend, patience
 from batchnorm.distributed.ledger import (
     HEADER,
@@ -25,6 +24,7 @@ from batchnorm.distributed.ledger import (
     ledger_of,
     passed_in,
 )
+from batchnorm.distributed.shutdown import delayed_sigterm
 from batchnorm.errors import BatchNormError
 
 # Room for a message from each rank. gloo ends the process if a message is longer than the place it is put in, which
@@ -38,11 +38,11 @@ def gather(payload: Tensor, line: CallEntry, group: Any) -> tuple[Tensor, list[i
     >>> rows, flags = gather(torch.zeros(9, dtype=torch.float64), line, group)  # doctest: +SKIP
 
     One collective (two if a layer has more than 4,096 channels). Raises `BatchNormError` on every rank if one of them
-    is elsewhere, and on those that wait if one does not come.
+    is in another layer or mode, and on the waiting ranks if one does not arrive.
     """
     ledger = ledger_of(group)
     if ledger.exchanges == 0:
-        rollcall.listen()
+        membership.listen()
     kind, device = backend(group, payload.device)
     header = torch.tensor(line.header(payload.numel()), dtype=torch.float64)
     vector = torch.cat((header.to(device), payload.detach().to(device)))
@@ -50,28 +50,28 @@ def gather(payload: Tensor, line: CallEntry, group: Any) -> tuple[Tensor, list[i
     ledger.at, ledger.state = line, "waiting"
     began = time.monotonic()
     limit = patience(group).total_seconds()
-    asking = min(10.0, limit / 3)  # of the time a group waits, what is kept to find out who is missing
+    asking = min(10.0, limit / 3)  # seconds of the timeout kept for finding out which rank is missing
     try:
         if kind == "gloo":
-            rows = _to_everybody(vector[:ROOM], ROOM, group, ledger.me, limit - 1.3 * asking)
+            rows = _all_to_all(vector[:ROOM], ROOM, group, ledger.me, limit - 1.3 * asking)
         else:
             rows = vector.new_empty((group.size(), vector.numel()))
             _all_gather(rows.view(-1), vector, group)  # flat, which every backend takes
         headers: list[list[float]] = rows[:, :HEADER].tolist()
     except RuntimeError as error:
         ledger.state = "failed"
-        with farewell() as say:
+        with delayed_sigterm() as say:
             missing = _missing(ledger, line, time.monotonic() - began, asking, error)
             say(f"[rank{ledger.ranks[ledger.me]}]: {missing}")
         raise missing from error
     arrived()
     if ledger.exchanges == 1:
-        rollcall.meet()
+        membership.meet()
     ledger.compare(line, headers)
     rows = rows[:, HEADER : vector.numel()]
-    if kind == "gloo" and vector.numel() > ROOM:  # now all are known to send as much
+    if kind == "gloo" and vector.numel() > ROOM:  # now all are known to send equally much
         rest = vector[ROOM:]
-        rows = torch.cat((rows, _to_everybody(rest, rest.numel(), group, ledger.me, limit)), 1)
+        rows = torch.cat((rows, _all_to_all(rest, rest.numel(), group, ledger.me, limit)), 1)
     ledger.state = "done"
     return rows.to(payload.dtype).to(payload.device), [int(theirs[6]) for theirs in headers]
 
@@ -82,7 +82,7 @@ def _all_gather(rows: Tensor, vector: Tensor, group: Any) -> None:
     getattr(dist, name)(rows, vector, group)
 
 
-def _to_everybody(vector: Tensor, room: int, group: Any, me: int, seconds: float) -> Tensor:
+def _all_to_all(vector: Tensor, room: int, group: Any, me: int, seconds: float) -> Tensor:
     """Send a vector to all others directly, and receive theirs, each at most ``room`` numbers long.
 
     gloo's own all_gather passes the numbers round a ring, one step for each process, and needs equal lengths.
@@ -100,13 +100,13 @@ def _to_everybody(vector: Tensor, room: int, group: Any, me: int, seconds: float
 
 
 def _missing(ledger: CallLedger, line: CallEntry, waited: float, seconds: float, error: RuntimeError) -> BatchNormError:
-    """Find out who did not come and why."""
+    """Return the error that names the ranks that did not arrive, and why."""
     me = ledger.ranks[ledger.me]
-    answers = rollcall.call(ledger.name, ledger.exchanges, ledger.ranks, ledger.me, seconds)
+    answers = membership.call(ledger.name, ledger.exchanges, ledger.ranks, ledger.me, seconds)
     lost = {rank: story for rank in ledger.ranks if rank != me and (story := _lost(rank, answers, ledger, line))}
-    rollcall.report(lost)
-    first = {rank: story for rank, story in rollcall.fallen().items() if rank in ledger.ranks}
-    since = "has ended since"  # as we are about to, and for the same reason
+    membership.report(lost)
+    first = {rank: story for rank, story in membership.fallen().items() if rank in ledger.ranks}
+    since = "has ended since"  # as this process is about to, and for the same reason
     if not first and answers is None and 0 in lost:  # the store went with its keeper: nothing tells the order
         first, since = {0: lost[0]}, "has ended, too"
     stories: dict[str, list[int]] = {}
@@ -115,7 +115,7 @@ def _missing(ledger: CallLedger, line: CallEntry, waited: float, seconds: float,
             continue
         if rank in first:
             story = first[rank]
-        elif first and rank in lost and rollcall.fate(rank) != "stopped":
+        elif first and rank in lost and membership.fate(rank) != "stopped":
             story = since
         else:
             story = lost.get(rank) or ("" if lost or first else _late(rank, answers, ledger, line))
@@ -139,26 +139,28 @@ def _missing(ledger: CallLedger, line: CallEntry, waited: float, seconds: float,
 
 
 def _lost(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: CallLedger, line: CallEntry) -> str:
-    """What became of a rank that will not come any more; empty if it may, or if it waited here before it ended."""
+    """What happened to a rank that will not arrive; empty if it still may, or if it waited here before it ended."""
     answer = (answers or {}).get(rank, {})
-    process, ours = rollcall.process_of(rank), line.seat.title()
+    process, ours = membership.process_of(rank), line.seat.title()
     if _is_here(answer, ledger):
         return ""
     if "ended" in answer:
         return ending(answer, ours)
-    fate = rollcall.fate(rank)
+    fate = membership.fate(rank)
     if fate == "gone" and answer and (passed := passed_in(answer, ours)):
-        return f"did not arrive: {passed}; since then {process} has ended without a word"
+        return f"did not arrive: {passed}; since then {process} has ended without an error message"
     if fate == "gone":
-        return f"is gone: {process} has ended" + (" without a word (killed, or out of memory)" * (answers is not None))
+        return f"is gone: {process} has ended" + (
+            " without an error message (killed, or out of memory)" * (answers is not None)
+        )
     if fate == "stopped" and not answer:
         return f"is stopped: {process} (a debugger, or SIGSTOP; kill -CONT lets it go on)"
     return ""
 
 
 def _late(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: CallLedger, line: CallEntry) -> str:
-    """Where a rank is that has not come; empty if it waits like us, or nothing is known."""
-    process, running = rollcall.process_of(rank), rollcall.fate(rank) == "running"
+    """Where a rank is that has not arrived; empty if it waits like us, or if unknown."""
+    process, running = membership.process_of(rank), membership.fate(rank) == "running"
     if answers is None:
         return "" if running or not process else f"may be gone, and cannot be asked ({process})"
     answer = answers.get(rank)
@@ -174,7 +176,7 @@ def _late(rank: int, answers: dict[int, dict[str, Any]] | None, ledger: CallLedg
 
 
 def _is_here(answer: dict[str, Any], ledger: CallLedger) -> bool:
-    """Whether a rank answered from the exchange in which we are."""
+    """Whether a rank answered from the current exchange."""
     last = answer.get("groups", {}).get(ledger.name)
     return last is not None and int(last[3]) == ledger.exchanges
 

@@ -1,4 +1,4 @@
-"""Which processes share a batch: a process group as a layer holds it, its members, how long it waits."""
+"""Process groups as layers hold them: the members, and the timeout."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def hold(group: Any, where: str) -> Held | None:
 
 
 def active(held: Held | None, where: str) -> Any:
-    """Return the group to exchange with, or None where there is nobody else.
+    """Return the group to exchange with, or None in a single process.
 
     >>> active(None, "SyncBatchNorm") is None  # no process group was started
     True
@@ -85,7 +85,7 @@ def backend(group: Any, device: torch.device) -> tuple[str, torch.device]:
     cpu = torch.device("cpu")
     try:
         name = group._get_backend(device).name()
-    except RuntimeError:  # nothing in this group speaks for that device
+    except RuntimeError:  # the group has no backend for that device
         name, device = group._get_backend(cpu).name(), cpu
     # gloo's messages leave from main memory anyway.
     return name, cpu if name == "gloo" else device

@@ -1,8 +1,8 @@
-"""A ledger of who is where: every exchange carries its sender's place, and every rank compares them all.
+"""Detect ranks that are out of step: every exchange carries its sender's position, and every rank compares them all.
 
-A rank that is in another layer, another call, another direction or another mode is found out by the exchange itself,
-from what everybody received. Layers have no names that all ranks are sure to share, so each rank numbers its layers in
-the order of first use, and learns from the first exchange of a layer which number stands for it on each other rank.
+A rank in another layer, another call, another pass (forward or backward) or another mode is detected by the exchange
+itself, from what all ranks received. Layers need not have the same names on all ranks, so each rank numbers its layers
+in the order of first use, and the first exchange of a layer gives its number on each other rank.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from batchnorm.distributed.naming import mark, titles
 from batchnorm.errors import BatchNormError
 
 FORWARD, BACKWARD = 1, 2
-GRAD, DX, TRAINING, UPDATE, OBSERVE = 1, 2, 4, 8, 16  # what the ranks tell each other about a forward pass
+GRAD, DX, TRAINING, UPDATE, OBSERVE = 1, 2, 4, 8, 16  # flags of a forward pass that the ranks exchange
 MODE = TRAINING | UPDATE | OBSERVE
-EVALUATION = "in evaluation mode"  # how a layer runs without an exchange
+EVALUATION = "in evaluation mode"  # a layer that runs without an exchange
 HEADER = 8  # numbers in front of the payload
-_SIGN = 2015.0  # of a message of ours
+_SIGN = 2015.0  # marks our messages
 
 SAME = (
     "call the same synchronised layers in the same order and mode on every rank; a rank without samples takes part "
@@ -32,7 +32,7 @@ SAME = (
 
 
 class Seat:
-    """A layer's place in the ledger of a group."""
+    """A layer's entry in the ledger of a group."""
 
     def __init__(self, layer: nn.Module, number: int, channels: int) -> None:
         self.layer = weakref.ref(layer)
@@ -164,7 +164,7 @@ def passed_by(layer: nn.Module, how: str) -> None:
 
 
 def arrived() -> None:
-    """Note that an exchange was made: what was passed by before it is of no interest any more."""
+    """Note that an exchange was made, and forget the layers that ran without one before it."""
     _passed.clear()
 
 

@@ -1,4 +1,4 @@
-"""What to call a layer in a message: its path in the model, found when it is needed and not before."""
+"""Names of layers in messages: the path in the model, looked up only when needed."""
 
 from __future__ import annotations
 

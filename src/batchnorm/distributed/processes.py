@@ -1,4 +1,4 @@
-"""Processes of other ranks: where each runs, and whether it still does."""
+"""The processes of other ranks: where each runs, and whether it still does."""
 
 from __future__ import annotations
 

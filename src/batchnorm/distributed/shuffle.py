@@ -1,4 +1,4 @@
-"""``shuffled``: an encoder sees the examples of all processes dealt out anew, so that its statistics tell nothing."""
+"""``shuffled``: run an encoder on all processes' examples in random order, so that batch statistics leak nothing."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def shuffled(
     examples than its queries' (MoCo's remedy). In one process all examples share a batch in any order, so there it
     only helps a layer that splits the batch: `SplitBatchNorm`, `GhostBatchNorm`.
 
-    Every rank has to call it together; their batches may have different sizes. Gradients find their way back. The
-    order is drawn on the group's first rank (from ``generator``, or torch's default one), and told to the others.
+    Every rank has to call it together; their batches may have different sizes. Gradients flow back to
+    where the examples came from. The group's first rank draws the order (from ``generator``, or torch's default one)
+    and sends it to the others.
     Costs one small message, and each example travels once to where it is encoded and once back.
     """
     if not isinstance(x, Tensor):
@@ -64,12 +65,12 @@ def _checked(y: Tensor, x: Tensor) -> Tensor:
 
 
 def _agree(samples: int, generator: torch.Generator | None, group: Any) -> tuple[list[int], int]:
-    """Tell everybody how many examples each rank has, and the seed of the first rank."""
+    """Exchange how many examples each rank has, and the seed of the first rank."""
     seed = int(torch.randint(2**62, (1,), generator=generator))
     mine = torch.tensor([samples, seed])
-    told = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(told, mine, group)
-    return [int(one[0]) for one in told], int(told[0][1])
+    gathered = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(gathered, mine, group)
+    return [int(one[0]) for one in gathered], int(gathered[0][1])
 
 
 class _Dealt(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Adding up over the ranks of a group, in a way that autograd can differentiate again."""
+"""Sums over the ranks of a group that autograd can differentiate twice."""
 
 from __future__ import annotations
 

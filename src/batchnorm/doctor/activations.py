@@ -1,4 +1,4 @@
-"""Nonlinearities as they run: how much of a signal comes out of them, and which of them feed a layer with weights."""
+"""Record nonlinearities as they run: how much signal they pass on, and which of them feed a layer with weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CARRY = {
 
 @dataclass
 class ActivationOutput:
-    """What came out of one nonlinearity."""
+    """The output of one nonlinearity."""
 
     path: str
     kind: str
@@ -44,7 +44,7 @@ class ActivationOutput:
 
 
 def measure(path: str, kind: str, y: Tensor) -> ActivationOutput:
-    """Look at the result of a nonlinearity.
+    """Measure the output of a nonlinearity.
 
     >>> import torch
     >>> measure("act", "tanh", torch.tensor([[3.0, 0.0], [-3.0, 0.0]]).tanh()).flat
@@ -74,7 +74,7 @@ def measure(path: str, kind: str, y: Tensor) -> ActivationOutput:
 
 
 class Following:
-    """Which tensors are the result of a nonlinearity, as long as they live; nothing is kept alive by it.
+    """Remembers which tensors are outputs of a nonlinearity, by weak references.
 
     >>> import torch
     >>> following = Following()
@@ -107,9 +107,9 @@ class Following:
 
 
 class Listening(TorchFunctionMode):
-    """Notices nonlinearities that are modules or functions, and yields those that layers with weights read.
+    """Records nonlinearities, modules and functions alike, whose outputs layers with weights read.
 
-    ``read`` is called with the signal of each. The modules of the model are told to it by hooks (`paths`).
+    ``read`` is called with the signal of each. Hooks on the model's modules tell it which one is running (`paths`).
     """
 
     def __init__(self, model: nn.Module, read: Callable[[ActivationOutput], None]) -> None:
@@ -127,7 +127,7 @@ class Listening(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Look at what every function is given and makes."""
+        """Inspect the inputs and outputs of every torch function."""
         named = dict(kwargs or {})
         name = plain(getattr(func, "__name__", ""))
         x = args[0] if args else named.get("input")
@@ -143,7 +143,7 @@ class Listening(TorchFunctionMode):
 
 
 def worst(signals: list[ActivationOutput]) -> Iterator[ActivationOutput]:
-    """Of several looks at the same nonlinearities, one for each: what held every time.
+    """Combine several measurements of the same nonlinearities into one each: what held every time.
 
     >>> first, second = (ActivationOutput("act", "relu", 8, 4, 0.0, share, 1.0) for share in (0.5, 0.25))
     >>> [signal.dead for signal in worst([first, second])]

@@ -1,4 +1,4 @@
-"""A monitor that is begun and ended by events, for trainers that call back instead of having a ``with`` block."""
+"""Start and stop a monitor from a trainer's callbacks, where there is no ``with`` block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from batchnorm.doctor.run import MonitoredRun
 
 
 class Attached:
-    """Begins a monitor of a model, and ends it; beginning anew ends what was begun before.
+    """A monitor that is started and stopped by calls; starting again stops the run before.
 
     >>> attached = Attached(every=10)
     >>> attached.begin(nn.BatchNorm1d(3))
@@ -27,7 +27,7 @@ class Attached:
         self.options = options
         self.run: MonitoredRun | None = None
         self._open = False
-        monitor(nn.Identity(), **options)  # a wrong option is said now, not when training begins
+        monitor(nn.Identity(), **options)  # fail early on invalid options
 
     @property
     def findings(self) -> Findings:
@@ -35,19 +35,19 @@ class Attached:
         return Findings([]) if self.run is None else self.run.findings
 
     def begin(self, model: nn.Module) -> None:
-        """Begin to look on."""
+        """Start monitoring the model."""
         self.end()
         self.run = monitor(model, **self.options)
         self.run.__enter__()
         self._open = True
 
-    def told(self, labels: Tensor | None) -> None:
-        """Tell the labels of the batch that comes next."""
+    def set_labels(self, labels: Tensor | None) -> None:
+        """Set the labels of the next batch."""
         if self._open and self.run is not None and labels is not None:
-            self.run.told(labels)
+            self.run.set_labels(labels)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Take the hooks away."""
+        """Stop monitoring and remove the hooks."""
         if self._open and self.run is not None:
             self._open = False
             self.run.__exit__(None if error is None else type(error), error, None)

@@ -1,6 +1,6 @@
-"""The one table of rules, and what is written about each: a line here and a file in ``rules/`` make a rule.
+"""The table of rules and their texts: a line here and a file in ``rules/`` make a rule.
 
-Nothing of the rules is imported, nor torch: the pages come from their source.
+Imports neither the rules nor torch: the pages are read from the source files.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def described() -> dict[str, Rule]:
 
 @lru_cache
 def _read(code: str) -> Rule:
-    """Read what the file of a rule gives ``Rule(...)``; what is no constant there is a stand-in."""
+    """Read the arguments of ``Rule(...)`` in the file of a rule; those that are not constants become stand-ins."""
     file = Path(__file__).parent / "rules" / f"{FILES[code]}.py"
     tree = ast.parse(file.read_text(encoding="utf-8"))
     call = next(

@@ -1,4 +1,4 @@
-"""``check``: every rule that can look at what was given, once; the model is left as it was."""
+"""``check``: run every rule that has the inputs it needs; the model is left as it was."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def check(
     advice   0: BN101 bias-before-norm: its bias of 8 values does nothing: 1 subtracts the mean
     1 advice
 
-    The more is given, the more rules can look: ``example`` is what the model is called with (a tensor, a tuple of
-    arguments, a dictionary of named ones), ``data`` batches of it (pairs with labels, or anything that ``forward(model,
+    More rules can run with more inputs: ``example`` is what the model is called with (a tensor, a tuple of arguments,
+    a dictionary of named ones), ``data`` batches of it (pairs with labels, or anything that ``forward(model,
     batch)`` can take; a DataLoader too), ``optimizer`` one or several (or wrappers of them), ``before`` the model
     before it was converted, pruned or folded by another tool, ``process_group`` the ranks that train it together (every
     one of them calls this), ``purpose="export"`` that it is to be exported next. ``findings.skipped`` says which rules
-    could not look and what they lack, and which held a result back and why. Rules that look on while training runs are
+    could not run and what they lack, and which held a result back and why. Rules that need a training run are
     in `batchnorm.monitor`.
     """
     rules = chosen(select, ignore)
@@ -102,12 +102,12 @@ def check(
 
 
 def _looked(subject: Subject, rules: Mapping[str, Rule]) -> Findings:
-    """Let every rule look that can."""
+    """Run every rule that has its inputs."""
     found: list[Finding] = []
     skipped: dict[str, str] = {}
     failed: dict[str, str] = {}
     if subject.model is not None and subject.example is not None:
-        _ = subject.graph  # a model that raises is said at once, not rule by rule
+        _ = subject.graph  # fail here if the model raises, not once per rule
     for code, rule in rules.items():
         lacks = NEEDS["run"] if rule.look is None else subject.lacks(rule.needs)
         if lacks:
@@ -116,7 +116,7 @@ def _looked(subject: Subject, rules: Mapping[str, Rule]) -> Findings:
         assert rule.look is not None
         try:
             with warnings.catch_warnings(), untouched(subject.model) if subject.model is not None else nullcontext():
-                # What our layers say of a batch that is not finite is said by BN203, once.
+                # BN203 reports batches that are not finite; our layers need not warn as well.
                 warnings.simplefilter("ignore", BatchNormWarning)
                 found += rule.look(subject)
             if code in subject.held:
@@ -129,7 +129,7 @@ def _looked(subject: Subject, rules: Mapping[str, Rule]) -> Findings:
 
 
 def _check_batches(subject: Subject) -> None:
-    """Rules broke: if that is because the model does not take a batch, say that, for it is no fault of the rules."""
+    """After rules raised: raise an error that says so if the cause is that the model does not accept a batch."""
     for number, batch in enumerate(subject.batches, 1):
         with untouched(subject.net), torch.no_grad():
             try:
@@ -143,7 +143,7 @@ def _check_batches(subject: Subject) -> None:
 
 
 def check_tree(model: nn.Module, where: str) -> None:
-    """Refuse a model in which a module is inside itself: torch's own ``eval()`` and ``state_dict()`` never end on it.
+    """Raise if a module contains itself: torch's own ``eval()`` and ``state_dict()`` never end on such a model.
 
     >>> model = nn.Sequential(nn.ReLU())
     >>> model.up = model

@@ -1,4 +1,4 @@
-"""The rules with their functions, and which of them are selected."""
+"""The rules with their functions, and the selection of rules."""
 
 from __future__ import annotations
 

@@ -37,10 +37,10 @@ def check(
         typer.Argument(
             metavar="MODEL|CHECKPOINT",
             help="file.py:factory or package.module:factory, which gives the model; "
-            "or a checkpoint (.pt, .pth, .ckpt, .bin, .safetensors), of which the tensors are looked at.",
+            "or a checkpoint (.pt, .pth, .ckpt, .bin, .safetensors), whose tensors are checked.",
         ),
     ],
-    checkpoint: Annotated[str, typer.Option(help="Weights to put into the model; nothing in the file runs.")] = "",
+    checkpoint: Annotated[str, typer.Option(help="Weights to load; no code in the file is run.")] = "",
     key: Annotated[str, typer.Option(help="Where in the checkpoint the model is, such as ema.state_dict.")] = "",
     example: Annotated[
         list[str] | None,
@@ -54,8 +54,8 @@ def check(
     data: Annotated[
         str, typer.Option(help="Batches: .npy, .npz, .pt, .safetensors, a folder of them, or file.py:factory.")
     ] = "",
-    batch_size: Annotated[int, typer.Option(help="Of data that comes as a file.")] = 64,
-    max_batches: Annotated[int, typer.Option(help="How many batches of the data are looked at, at most.")] = 64,
+    batch_size: Annotated[int, typer.Option(help="Batch size for data from a file.")] = 64,
+    max_batches: Annotated[int, typer.Option(help="Read at most so many batches of the data.")] = 64,
     optimizer: Annotated[
         str, typer.Option(help="file.py:function, which is called with the model and gives the optimiser.")
     ] = "",
@@ -63,7 +63,7 @@ def check(
         str,
         typer.Option(help="The model before it was converted, pruned or folded: file.py:factory, or its checkpoint."),
     ] = "",
-    purpose: Annotated[str, typer.Option(help="What comes next, if that matters: export.")] = "",
+    purpose: Annotated[str, typer.Option(help="What the model is to be used for, if that matters: export.")] = "",
     fix: Annotated[bool, typer.Option("--fix", help="Repair what is safe to repair; write it to --out.")] = False,
     unsafe_fixes: Annotated[
         bool, typer.Option("--unsafe-fixes", help="With --fix: also repairs that change what the model computes.")
@@ -149,9 +149,9 @@ def _words(given: list[str] | None, option: str) -> tuple[str, ...]:
 
 
 def _check_options(fix: bool, unsafe_fixes: bool, out: str, force: bool, batch_size: int, max_batches: int) -> None:
-    """Refuse what does not go together, before anything is loaded."""
+    """Raise on options that exclude each other, before anything is loaded."""
     if fix and not out:
-        raise BatchNormError("--fix changes no file of yours", do="say where the repaired weights go: --out fixed.pt")
+        raise BatchNormError("--fix does not change your files", do="say where the repaired weights go: --out fixed.pt")
     for option, given in (("--out", out), ("--unsafe-fixes", unsafe_fixes)):
         if given and not fix:
             raise BatchNormError(f"{option} without --fix has no meaning", do="add --fix")
@@ -195,7 +195,7 @@ def _load(
             note(f"batchnorm: {data} holds float64, and is given to the model as {name}", error=True)
             batches = load_batches(data, batch_size=batch_size, dtype=narrower)
         arguments["data"] = batches
-        if not isinstance(first.inputs, Tensor):  # several arguments, which the verbs must be told of
+        if not isinstance(first.inputs, Tensor):  # several arguments: the verbs need `forward`
             arguments["forward"] = call_batch
             if example:
                 arguments["example"] = Batch(arguments["example"])
@@ -251,7 +251,7 @@ def _optimizer(spec: str, model: nn.Module) -> Any:
 def _examine(
     subject: Any, arguments: dict[str, Any], settings: config.Settings, unsafe: bool, out: str
 ) -> tuple[Findings, int, Report | None]:
-    """Check; with somewhere to write, repair and check again: what counts is what is left.
+    """Check; with a file to write, repair and check again, and return the remaining findings.
 
     Returns the findings, how many more are ignored in their modules, and the report of the repairs.
     """
@@ -270,7 +270,7 @@ def _examine(
 
 
 def _keys(old: nn.Module, new: nn.Module) -> str:
-    """Say how the keys changed, because the code that makes the model has to follow."""
+    """Describe how the keys changed, because the code that makes the model has to be changed as well."""
     before, after = old.state_dict(), new.state_dict()
     words = [
         f"{len(names)} {'key is' if len(names) == 1 else 'keys are'} {what} ({', '.join(names[:3])}"

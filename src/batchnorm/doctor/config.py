@@ -1,4 +1,4 @@
-"""What a project says about its checks: ``[tool.batchnorm]`` in its pyproject.toml."""
+"""The settings of a project's checks: ``[tool.batchnorm]`` in its pyproject.toml."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ KEYS = ("select", "ignore", "fail-on", "format", "per-module-ignores")
 
 @dataclass(frozen=True)
 class Settings:
-    """Which rules look, what fails, and how it is written.
+    """The selected rules, the severity that fails, and the output format.
 
     >>> Settings().fail_on
     'warning'
 
-    ``note`` is something that the user should be told.
+    ``note`` is a remark to print for the user.
     """
 
     select: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ def read_settings(file: Path) -> Settings | None:
         text = read_bytes(file).decode("utf-8")
     except UnicodeDecodeError as error:
         raise BatchNormError(f"{file} cannot be read ({error})") from error
-    if "batchnorm" not in text:  # nearly all of them; and a file of somebody else may be as it likes
+    if "batchnorm" not in text:  # most files; do not complain about a file that is not for us
         return None
     parser = _parser()
     if parser is None:
@@ -120,7 +120,7 @@ def _words(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
 
 
 def check_rules(words: list[str] | tuple[str, ...], where: str) -> None:
-    """Refuse a word that stands for no rule, and say where it was written.
+    """Raise if a word names no rule, with the place where it was written.
 
     >>> check_rules(["BN999"], "--select")
     Traceback (most recent call last):
@@ -136,7 +136,7 @@ BN109 low-precision-statistics?
 
 
 def one_of(given: Any, known: tuple[str, ...], what: str, where: str = "") -> str:
-    """Return a word that is one of those known, or say which they are.
+    """Return the word if it is one of those known; else raise an error that lists them.
 
     >>> one_of("warnings", FAIL_ON, "--fail-on")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""How many rules could look at what was given, and what would let more look."""
+"""How many rules could run with the given inputs, and which inputs would let more run."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ SIDE, BATCH = 32, 8  # of the suggested example
 
 
 def coverage(rules: Iterable[Rule], idle: Collection[str], subject: Subject | None, options: bool = False) -> str:
-    """Say how many of the rules could look, and which argument lets more look; nothing if all could.
+    """Return how many rules could run, and which argument lets more run; empty if all could.
 
     >>> from batchnorm.doctor.codes import chosen
     >>> from batchnorm.doctor.subject import Subject
     >>> net = Subject(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
     >>> rules = list(chosen(["BN10", "BN2"]).values())
     >>> coverage(rules, ["BN101", "BN108", "BN201"], net)
-    '15 of 18 rules could look; add example=torch.randn(8, 3, 32, 32) for 2 more'
+    '15 of 18 rules could run; add example=torch.randn(8, 3, 32, 32) for 2 more'
     >>> coverage(rules, ["BN101", "BN108", "BN201"], net, options=True)
-    '15 of 18 rules could look; add --example 8,3,32,32 for 2 more'
+    '15 of 18 rules could run; add --example 8,3,32,32 for 2 more'
 
-    ``idle`` are the codes that could not look. With ``options``, arguments are those of the command line.
+    ``idle`` are the codes that could not run. With ``options``, arguments are those of the command line.
     """
     rules = list(rules)
     waiting = [rule for rule in rules if rule.code in idle]
     if not waiting:
         return ""
-    said = f"{len(rules) - len(waiting)} of {len(rules)} rules could look"
+    said = f"{len(rules) - len(waiting)} of {len(rules)} rules could run"
     missing = [set(subject.missing(rule.needs)) for rule in waiting if rule.look is not None] if subject else []
     for argument in ARGUMENTS:
         more = sum(lacks == {argument} for lacks in missing)

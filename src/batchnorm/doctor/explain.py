@@ -50,7 +50,7 @@ def show_page(page: str, console: Console) -> None:
 def rules(
     format: Annotated[str, typer.Option("--output-format", "--format", help="text or json.")] = "text",
 ) -> None:
-    """List the rules: code, name, severity, what each looks at, and whether it can be repaired by machine.
+    """List the rules: code, name, severity, what each looks at, and whether it can be repaired automatically.
 
     Rules that look at `tensors` work on a bare checkpoint; those of a `run`
     need bn.monitor around the training loop.

@@ -1,4 +1,4 @@
-"""What a check or a monitored run came to: findings in order, and the rules that could not look."""
+"""The result of a check or a monitored run: findings in order, and the rules that could not run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Findings(Sequence[Finding]):
     error    bn1: BN203 poisoned-statistics: running_var has 1 NaN
     1 error
 
-    ``skipped`` has the rules that could not look and what they lacked, and those that measured a difference and held it
+    ``skipped`` has the rules that could not run and what they lacked, and those that measured a difference and held it
     back, with the reason ("held back: ..."); ``failed`` those that broke on this model, with their error: a bug of
     ours, worth a report.
     """
@@ -76,7 +76,7 @@ class Findings(Sequence[Finding]):
             return []
         if severity not in SEVERITIES:
             raise BatchNormError(
-                f"{severity!r} is no severity", do=f"give one of {', '.join(SEVERITIES)}, or never to let all pass"
+                f"{severity!r} is not a severity", do=f"give one of {', '.join(SEVERITIES)}, or never to let all pass"
             )
         grave = SEVERITIES[: SEVERITIES.index(severity) + 1]
         return [finding for finding in self._found if finding.severity in grave]
@@ -96,7 +96,7 @@ class Findings(Sequence[Finding]):
         return Findings(filter(kept, self._found), self.skipped, self.failed, self.subject, self.rules)
 
     def to_json(self) -> str:
-        """Serialise the findings, and which rules could not look.
+        """Serialise the findings, and which rules could not run.
 
         >>> json.loads(Findings([], {"BN201": "needs data"}).to_json())["skipped"]
         {'BN201': 'needs data'}
@@ -129,7 +129,7 @@ class Findings(Sequence[Finding]):
         return ", ".join(words) or "nothing found"
 
     def coverage(self, options: bool = False) -> str:
-        """Say how many of the rules could look, and what to add for more; nothing if all could.
+        """Say how many of the rules could run, and what to add for more; nothing if all could.
 
         >>> Findings([]).coverage()
         ''

@@ -1,4 +1,4 @@
-"""``fix``: repair what was found, through the transforms, on a copy."""
+"""``fix``: repair findings on a copy of the model, through the transforms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from batchnorm.doctor.codes import RULES
 from batchnorm.doctor.findings import Findings
-from batchnorm.doctor.patient import Needed, Patient
+from batchnorm.doctor.repair import Needed, Repair
 from batchnorm.doctor.subject import Forward
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.optim import Optimizers
@@ -44,11 +44,11 @@ def fix(
     >>> repaired[0].bias is None, len(check(repaired, x, select=["BN101"]))
     (True, 0)
 
-    Only what is safe is repaired, unless ``unsafe`` is true; what is left, also for lack of an example or data, has its
-    reason in the report. ``example``, ``data``, ``forward`` and the optimisers are those of the check unless given. The
-    optimisers follow to the copy with their groups and state; if anything raises, neither they nor the model have
-    changed. If every repair keeps the function in evaluation mode the certificate says that it did, up to ``tolerance``
-    (a share of the largest output), else how far the outputs moved.
+    Only safe repairs are made, unless ``unsafe`` is true. Findings that are left, also for lack of an example or data,
+    have the reason in the report. ``example``, ``data``, ``forward`` and the optimisers are those of the check unless
+    given. The optimisers follow to the copy with their groups and state; if anything raises, neither they nor the model
+    have changed. If every repair keeps the function in evaluation mode the certificate confirms that, up to
+    ``tolerance`` (a share of the largest output); else it says how far the outputs moved.
     """
     subject = findings.subject if isinstance(findings, Findings) else None
     wanted = list(findings)
@@ -66,7 +66,7 @@ def fix(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's own, when it copies a program that it exported
         copied, moved = copied_with(model, where="fix")
-    patient = Patient(
+    repair = Repair(
         copied,
         optimizers,
         example if example is not None else subject.example if subject else None,
@@ -78,16 +78,16 @@ def fix(
     restore = restorable(optimizers)
     try:
         carry_over(optimizers, moved)
-        report = _repair(model, patient, wanted, unsafe, tolerance)
+        report = _repair(model, repair, wanted, unsafe, tolerance)
     except BaseException:
         restore()
         raise
-    left_behind(model, patient.model, "fix")
-    return Changed((patient.model, report))
+    left_behind(model, repair.model, "fix")
+    return Changed((repair.model, report))
 
 
-def _repair(model: nn.Module, patient: Patient, wanted: list[Finding], unsafe: bool, tolerance: float | None) -> Report:
-    """Repair what can be repaired of the patient, a copy of the model."""
+def _repair(model: nn.Module, repair: Repair, wanted: list[Finding], unsafe: bool, tolerance: float | None) -> Report:
+    """Run the repairs on a copy of the model."""
     changes: list[Change] = []
     left: dict[str, str] = {}
     keeps = True
@@ -96,12 +96,12 @@ def _repair(model: nn.Module, patient: Patient, wanted: list[Finding], unsafe: b
         reparable = [f for f in own if rule.fix and (f.fix == "safe" or (unsafe and f.fix == "unsafe"))]
         for finding in own:
             if finding not in reparable:
-                why = "its repair is not safe (unsafe=True)" if finding.fix == "unsafe" else "no repair by machine"
+                why = "its repair is not safe (unsafe=True)" if finding.fix == "unsafe" else "no automatic repair"
                 _leave(left, finding.path, f"{code}: {why}: {finding.repair}")
         if reparable:
             assert rule.fix is not None
             try:
-                report = rule.fix(patient, reparable)
+                report = rule.fix(repair, reparable)
             except Needed as needed:  # the others are repaired all the same
                 for finding in reparable:
                     _leave(left, finding.path, f"{needed.problem}: {needed.do}")
@@ -112,8 +112,8 @@ def _repair(model: nn.Module, patient: Patient, wanted: list[Finding], unsafe: b
                     _leave(left, path, f"{code}: {why}")
             keeps = keeps and (rule.keeps or not report.changes)
     certificate = (
-        _certify(model, patient, tolerance if keeps else float("inf"))
-        if changes and patient.example is not None
+        _certify(model, repair, tolerance if keeps else float("inf"))
+        if changes and repair.example is not None
         else None
     )
     return Report(tuple(changes), left, certificate)
@@ -128,10 +128,10 @@ def _named(path: str, findings: list[Finding]) -> bool:
     return any(finding.path == path for finding in findings)
 
 
-def _certify(model: nn.Module, patient: Patient, tolerance: float | None) -> Certificate | None:
-    before, after = in_mode(copy.deepcopy(model), False), in_mode(copy.deepcopy(patient.model), False)
+def _certify(model: nn.Module, repair: Repair, tolerance: float | None) -> Certificate | None:
+    before, after = in_mode(copy.deepcopy(model), False), in_mode(copy.deepcopy(repair.model), False)
     try:
-        return verify(before, after, patient.example, verb="fix", forward=patient.forward, tolerance=tolerance)
+        return verify(before, after, repair.example, verb="fix", forward=repair.forward, tolerance=tolerance)
     except NotEquivalent:
         raise
     except BatchNormError:  # the model gave nothing that could be compared: that may be why it was repaired

@@ -1,4 +1,4 @@
-"""Findings for machines and for pipes: text, JSON, SARIF 2.1.0, and the annotations of GitHub's workflows."""
+"""Findings as text, JSON, SARIF 2.1.0, or annotations of GitHub's workflows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANNOTATIONS = {"error": "error", "warning": "warning", "advice": "notice"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command has to tell: what it looked at, what it found, what it repaired.
+    """The result of a command: the subject, the findings and the repairs.
 
     ``file`` and ``line`` are where the model is written, or the checkpoint, if that is known. ``ignored`` counts the
     findings that were left out because they are ignored in their modules. ``everything`` is for the eye only.
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def as_text(outcome: Outcome, *, width: int | None = None, colour: bool = False) -> str:
-    """Write findings for the eye; without a width, every sentence is one line.
+    """Write findings as text for people; without a width, every sentence is one line.
 
     >>> from batchnorm.doctor.findings import Findings
     >>> print(as_text(Outcome("model.pt", Findings([]))))
@@ -101,7 +101,7 @@ def as_sarif(outcome: Outcome) -> str:
         {
             "level": "error",
             "associatedRule": {"id": code},
-            "message": {"text": _unlinked(f"{code} could not look: {why}")},
+            "message": {"text": _unlinked(f"{code} could not run: {why}")},
         }
         for code, why in outcome.findings.failed.items()
     ]

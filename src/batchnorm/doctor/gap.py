@@ -1,4 +1,4 @@
-"""How far running statistics are from exact ones, how far that is too far, and what it does to a model's outputs."""
+"""How far running statistics are from exact ones, which limits apply, and the effect on a model's outputs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Effect:
 
     @property
     def matters(self) -> bool:
-        """Whether accuracy surely rises; where there are no labels to show that, whether the outputs move."""
+        """Whether accuracy significantly rises; without labels, whether the outputs change."""
         if self.gain is None:
             return self.moved > OUTPUT
         return self.gain >= GAIN and by_chance(self.gained, self.lost) < CHANCE
@@ -56,7 +56,7 @@ class Effect:
 
     @property
     def reservation(self) -> str:
-        """Why a difference of statistics is held back, if it is."""
+        """Why a difference of statistics is not reported; empty if it is."""
         if self.gain is None:
             return f"with exact statistics the outputs change by {self.moved:.1%} only"
         what = f"from {self.was:.1%} to {self.now:.1%} of {self.labelled} examples"
@@ -68,20 +68,20 @@ class Effect:
 
     @property
     def words(self) -> str:
-        """Say what changes."""
+        """Describe the effect."""
         if math.isinf(self.moved):
-            told = "the outputs have other shapes"
+            effect = "the outputs have other shapes"
         elif self.moved < 10:
-            told = f"the outputs change by {self.moved:.0%}"
+            effect = f"the outputs change by {self.moved:.0%}"
         else:
-            told = f"the outputs change by a factor of {self.moved:.0f}"
+            effect = f"the outputs change by a factor of {self.moved:.0f}"
         if self.was is not None and self.now is not None:
-            told += f" and accuracy goes from {self.was:.1%} to {self.now:.1%}"
-        return f"with exact statistics {told}"
+            effect += f" and accuracy goes from {self.was:.1%} to {self.now:.1%}"
+        return f"with exact statistics {effect}"
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """The same for machines."""
+        """The effect as numbers."""
         known: dict[str, Any] = {"samples": self.samples}
         known |= {} if math.isinf(self.moved) else {"outputs_moved": self.moved}
         if self.was is not None and self.now is not None:

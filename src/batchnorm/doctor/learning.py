@@ -1,4 +1,4 @@
-"""Which parameters of a model learn, which parts of it are copies of others, and which say that they are frozen."""
+"""Which parameters of a model are trained, which modules are copies of others, and which claim to be frozen."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def first_values(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Flag:
-    """A module that says of itself that its norms are frozen."""
+    """A module with an attribute that claims that its norms are frozen."""
 
     path: str
     attribute: str

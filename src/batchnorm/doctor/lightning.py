@@ -1,7 +1,7 @@
 """`batchnorm.monitor` as a callback of Lightning.
 
 ``from batchnorm.doctor.lightning import Monitor``, then ``Trainer(callbacks=[Monitor()])``. The options of ``Monitor``
-are those of `batchnorm.monitor`; what is found is warned of where it happens, and is in its ``findings``. Lightning is
+are those of `batchnorm.monitor`; findings are warned of where they happen and collected in ``findings``. Lightning is
 imported when ``Monitor`` is.
 """
 
@@ -17,12 +17,12 @@ from batchnorm.trainers import lightning_callback
 
 
 class MonitorEvents:
-    """What the callback does, apart from Lightning's class that it is made with.
+    """The methods of the callback, without Lightning's base class.
 
     >>> MonitorEvents(every=100).findings.codes
     ()
 
-    Of batches that are (input, label) pairs the labels are told.
+    If batches are (input, label) pairs, the labels are passed to the monitor.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -35,19 +35,19 @@ class MonitorEvents:
         return self._attached.findings
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin, after Lightning's own sanity check of the validation."""
+        """Start the monitor, after Lightning's sanity check of the validation."""
         self._attached.begin(pl_module)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Tell the labels, if there are any."""
-        self._attached.told(labels_of(batch))
+        """Pass on the labels, if there are any."""
+        self._attached.set_labels(labels_of(batch))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End."""
+        """Stop the monitor."""
         self._attached.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End, without another word."""
+        """Stop the monitor without judging the run: it was cut short."""
         self._attached.end(exception)
 
 

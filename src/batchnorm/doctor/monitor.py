@@ -1,4 +1,4 @@
-"""``monitor``: the rules that look on while training runs, through hooks that are gone afterwards."""
+"""``monitor``: run rules during training, through hooks that are removed afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def monitor(
     ignore: Iterable[str] = (),
     warn: bool = True,
 ) -> MonitoredRun:
-    """Look on while a model trains: ``with monitor(model, optimizer) as run:`` around any loop.
+    """Check a model while it trains: ``with monitor(model, optimizer) as run:`` around any loop.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
@@ -38,22 +38,22 @@ def monitor(
     ...         optimizer.zero_grad()
     ...         model(x).square().mean().backward()
     ...         optimizer.step()
-    ...     with torch.no_grad():  # nobody called model.eval()
+    ...     with torch.no_grad():  # model.eval() was forgotten
     ...         loss = model(torch.randn(8, 3)).square().mean()
     >>> run.findings.codes
     ('BN301',)
 
-    What is found is warned of once for every rule, at the step where it happens, and collected in ``run.findings``.
-    ``copies`` are averaged, target or teacher networks that follow the model, by name. In every ``every``-th step the
-    numbers are looked at, in the others only shapes and flags. ``run.told(labels)`` before a call tells the labels of
-    the batch. A rule that breaks is left out from then on, and is in ``run.failed``; the training goes on.
+    Each rule warns once, at the step where it finds something; all findings are in ``run.findings``. ``copies`` are
+    averaged, target or teacher networks that follow the model, by name. In every ``every``-th step the values are read,
+    in the others only shapes and flags. ``run.set_labels(labels)`` before a call gives the labels of its batch. A rule
+    that raises is disabled from then on and listed in ``run.failed``; the training continues.
 
     ``optimizer`` is one, several or a dictionary of them; the optimizer inside a wrapper is found (accelerate's and
     Lightning's, anything with ``.optimizer`` or ``param_groups``: see `batchnorm.optim.unwrapped`). Without it, every
     optimiser that holds parameters of the model counts. Networks that train together, such
     as a GAN's, go into one monitor, ``monitor({"G": generator, "D": discriminator})``: paths begin with the name, and
-    the steps of each are those of its own optimiser. A wrapper (DistributedDataParallel) can be given as well as what
-    is in it; replicas that nn.DataParallel makes are not seen. A compiled model is refused: its hooks would not run.
+    the steps of each are those of its own optimiser. Give a wrapper (DistributedDataParallel) or the module in it;
+    replicas of nn.DataParallel are not seen. A compiled model raises, because its hooks would not run.
     """
     whole = _together(model)
     check_hookable(whole, _HERE)

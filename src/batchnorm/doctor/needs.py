@@ -1,4 +1,4 @@
-"""What a rule may need, in words, and which argument of `check` gives it.
+"""The inputs that rules need, in words, and the arguments of `check` that give them.
 
 >>> NEEDS["data"], ARGUMENTS[:2]
 ('batches of data (data=)', ('model', 'example'))

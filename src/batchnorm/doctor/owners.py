@@ -1,4 +1,4 @@
-"""Whose step is a layer's step: with several optimisers, each layer has its own."""
+"""Which optimiser's steps count for a layer, where a model has several optimisers."""
 
 from __future__ import annotations
 

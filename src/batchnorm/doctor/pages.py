@@ -1,4 +1,4 @@
-"""The pages of the rules, made from their docstrings: for ``batchnorm explain`` and for docs/rules.
+"""The rules' pages for ``batchnorm explain`` and docs/rules, made from their docstrings.
 
 ``python -m batchnorm.doctor.pages`` writes docs/rules.md and docs/rules/; ``--check`` says whether they are what the
 code gives now.
@@ -26,7 +26,7 @@ GROUPS = {
 FIXES = {
     "safe": "safe (`batchnorm check --fix`, `bn.fix`)",
     "unsafe": "unsafe (`batchnorm check --fix --unsafe-fixes`, `bn.fix(unsafe=True)`)",
-    "none": "none by machine",
+    "none": "no automatic fix",
 }
 MAKE = "python -m batchnorm.doctor.pages"
 
@@ -74,7 +74,7 @@ def index() -> str:
         f"Made by `{MAKE}` from the docstrings of `batchnorm/doctor/rules/`. `batchnorm explain BN101` prints a page,",
         "`batchnorm rules` this list; [the guide](check.md) says how to check a model. Errors and warnings fail a",
         "check, advice is shown (`--fail-on`). A safe fix keeps what the model computes in evaluation, or evidently",
-        "what is meant; an unsafe one wants to be asked for.",
+        "what is meant; an unsafe one must be requested.",
     ]
     for prefix, title in GROUPS.items():
         own = [rule for code, rule in described().items() if code.startswith(prefix)]

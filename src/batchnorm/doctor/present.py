@@ -1,4 +1,4 @@
-"""Findings for the eye: on a terminal and in a notebook. Whatever a module is called, its name is shown literally."""
+"""Findings on a terminal and in a notebook; names of modules are shown literally."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = 8  # findings of one rule, unless all are asked for
 LONGEST, SENTENCE = 160, 600  # characters of a name, and of a sentence; the middle of a longer one is left out
 STYLES = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}
 COLOURS = {"error": "#c62828", "warning": "#b26a00", "advice": "#00707f"}
-# What a rule lacks is said in the words of the Python call; on the command line it is asked for by these options.
+# Rules name missing inputs by their Python arguments; these are the options of the command line for them.
 OPTIONS = {
     "example=": "--example",
     "data=": "--data",
@@ -29,7 +29,7 @@ OPTIONS = {
 
 
 class Shown(Protocol):
-    """What is shown of findings; `batchnorm.doctor.findings.Findings` has it."""
+    """The part of `batchnorm.doctor.findings.Findings` that is displayed."""
 
     skipped: dict[str, str]
     failed: dict[str, str]
@@ -43,7 +43,7 @@ class Shown(Protocol):
         """How many findings of which severity there are."""
 
     def coverage(self, options: bool = False) -> str:
-        """How many of the rules could look, and what to add for more."""
+        """How many of the rules could run, and what to add for more."""
 
 
 def shorten(name: str, longest: int = LONGEST) -> str:
@@ -59,7 +59,7 @@ def shorten(name: str, longest: int = LONGEST) -> str:
 
 
 def place_of(finding: Finding) -> str:
-    """Name the module of a finding, for the eye.
+    """Return the module of a finding, for display.
 
     >>> place_of(Finding("BN101", "bias-before-norm", "advice", "", "its bias does nothing"))
     'the model'
@@ -80,8 +80,8 @@ def draw(
     <BLANKLINE>
     1 advice
 
-    Of each rule the first few findings are shown, or ``everything``. With ``options``, what rules lack is said in the
-    words of the command line; ``brief`` leaves it out.
+    Of each rule the first few findings are shown, or ``everything``. With ``options``, missing inputs are named
+    by command-line options; ``brief`` leaves them out.
     """
     from rich.console import Group
     from rich.text import Text
@@ -124,7 +124,7 @@ def _sentence(finding: Finding) -> str:
 
 
 def _machine(own: list[Finding], options: bool) -> str:
-    """How the machine repairs it, on the command line."""
+    """The option of the command line that repairs it."""
     kinds = {finding.fix for finding in own} - {"none"}
     if not options or not kinds:
         return ""
@@ -133,7 +133,7 @@ def _machine(own: list[Finding], options: bool) -> str:
 
 def _remarks(findings: Shown, options: bool) -> list[str]:
     lines = [
-        f"{code} could not look, which is a bug worth a report: {shorten(printable(why), 400)}"
+        f"{code} failed, which is a bug: please report it: {shorten(printable(why), 400)}"
         for code, why in findings.failed.items()
     ]
     if findings.skipped:
@@ -152,22 +152,22 @@ def _among(findings: Shown) -> str:
 
 
 def summarise_skipped(skipped: Mapping[str, str], options: bool = False) -> list[str]:
-    """Say how many rules could not look, and which lack what, a line for each reason; and which held a result back.
+    """Say how many rules could not run, and which lack what, a line for each reason; and which held a result back.
 
     >>> skipped = {"BN201": "needs batches of data (data=)", "BN301": "needs a run", "BN302": "needs a run and luck"}
     >>> print(*summarise_skipped(skipped), sep="\\n")
-    3 rules could not look:
+    3 rules could not run:
       needs a run: BN301, BN302
       needs batches of data (data=): BN201
 
-    Of a rule that lacks several things the first is said: the others are in ``findings.skipped``.
+    If a rule lacks several inputs, the first is named; ``findings.skipped`` has all.
     """
     reasons: dict[str, list[str]] = {}
     held = [f"{code} {shorten(printable(why), 400)}" for code, why in skipped.items() if why.startswith(HELD)]
     skipped = {code: why for code, why in skipped.items() if not why.startswith(HELD)}
     for code, why in skipped.items():
         reasons.setdefault(why.partition(" and ")[0] if why.startswith("needs ") else why, []).append(code)
-    lines = [f"{len(skipped)} rule{'' if len(skipped) == 1 else 's'} could not look:"] if skipped else []
+    lines = [f"{len(skipped)} rule{'' if len(skipped) == 1 else 's'} could not run:"] if skipped else []
     for why, codes in sorted(reasons.items(), key=lambda item: -len(item[1])):
         lines.append(f"  {why}: {', '.join(codes)}")
     if options:

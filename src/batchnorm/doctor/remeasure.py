@@ -1,4 +1,4 @@
-"""The repair of wrong running statistics: measure those of some layers anew, on the data."""
+"""Repair wrong running statistics: recompute those of some layers from the data."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Sequence
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.subject import measured
 from batchnorm.records import Change, Finding, Report
 
 
-def remeasure(patient: Patient, findings: Sequence[Finding]) -> Report:
-    """Reset the running statistics of the layers that were found and measure them; the others keep theirs.
+def remeasure(repair: Repair, findings: Sequence[Finding]) -> Report:
+    """Recompute the running statistics of the layers with findings; the others keep theirs.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.BatchNorm1d(2))
     >>> _ = model[0].running_var.zero_()
     >>> finding = Finding("BN209", "vanished-variance", "error", "0", "its running variance is zero")
-    >>> [change.what for change in remeasure(Patient(model, batches=(torch.randn(64, 2),)), [finding]).changes]
+    >>> [change.what for change in remeasure(Repair(model, batches=(torch.randn(64, 2),)), [finding]).changes]
     ['running_mean', 'running_var']
     """
-    batches = patient.need("batches", findings[0].code)
-    modules = dict(patient.model.named_modules(remove_duplicate=False))
+    batches = repair.need("batches", findings[0].code)
+    modules = dict(repair.model.named_modules(remove_duplicate=False))
     wanted = {finding.path for finding in findings}
     wrong = {id(modules[path]) for path in wanted}
     for path in wanted:
         modules[path].reset_running_stats()
-    others = [m for m in patient.model.modules() if isinstance(m, _BatchNorm) and id(m) not in wrong]
+    others = [m for m in repair.model.modules() if isinstance(m, _BatchNorm) and id(m) not in wrong]
     kept = [(t, t.detach().clone()) for layer in others for t in layer._buffers.values() if t is not None]
-    patient.model, done = measured(patient.model, batches, patient.forward)
+    repair.model, done = measured(repair.model, batches, repair.forward)
     with torch.no_grad():
         for tensor, value in kept:
             tensor.copy_(value)

@@ -1,4 +1,4 @@
-"""What a rule is: a code, a name, what it needs, how it looks, how it is repaired."""
+"""The definition of a rule: code, name, inputs, check and repair."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from batchnorm.doctor.needs import NEEDS
 from batchnorm.records import SEVERITIES, Finding, Report
 
 if TYPE_CHECKING:
-    from batchnorm.doctor.patient import Patient
+    from batchnorm.doctor.repair import Repair
     from batchnorm.doctor.subject import Subject
     from batchnorm.doctor.watcher import Watcher
 
 SAFETIES = ("safe", "unsafe", "none")
 
 Look = Callable[["Subject"], Iterable[Finding]]
-Fix = Callable[["Patient", Sequence[Finding]], Report]
+Fix = Callable[["Repair", Sequence[Finding]], Report]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One bug that the doctor knows.
+    """A bug that the doctor can detect.
 
     >>> from batchnorm.doctor.codes import RULES
     >>> RULES["BN101"].name, RULES["BN101"].safety
     ('bias-before-norm', 'safe')
 
     ``page`` is the docstring of the rule's file. ``look`` yields findings about a `Subject` that has all of ``needs``;
-    ``watch`` makes the object that looks on while training runs. ``fix`` repairs a `Patient`: ``safety`` says whether
-    that happens without being asked for, and ``keeps`` whether the function in evaluation mode stays the same.
+    ``watch`` makes the object that receives the events of a training run. ``fix`` changes the model of a `Repair`:
+    ``safety`` says whether that happens without being asked for, and ``keeps`` whether the function in evaluation
+    mode stays the same.
     """
 
     code: str

@@ -1,4 +1,4 @@
-"""A training run under observation: what happens in it, told to the rules that look on."""
+"""A training run under observation: hooks turn what happens in it into events for the rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from batchnorm.doctor.watcher import EVENTS, Pass, TrainingRun, Watcher
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.hooks import Hook, exporting, users_frame
 from batchnorm.layers.accumulate import shown
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.recompute import in_backward, updates_once
 from batchnorm.layers.switches import uses
 from batchnorm.nested import tensors_in
@@ -31,7 +31,7 @@ UNSEEN = 3  # steps without a call of the model, after which one says so
 
 
 class MonitoredRun(TrainingRun):
-    """What `batchnorm.monitor` returns: a training run under observation, whose events the rules take part in."""
+    """What `batchnorm.monitor` returns: a training run under observation, whose events go to the rules."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class MonitoredRun(TrainingRun):
 
     @property
     def findings(self) -> Findings:
-        """What was found so far; ``skipped`` has the rules that have to be told something and were not, and those that
-        saw something and need more steps to judge it."""
+        """What was found so far; ``skipped`` has the rules that lack an input, and those that need more steps to
+        judge what they saw."""
         skipped: dict[str, str] = {}
         for code, watcher in self._watchers.items() if self.call else ():
             if code in self.failed:
                 continue
             if lacks := watcher.lacks(self) if self._paths else "":
                 skipped[code] = f"needs {lacks}"
-            elif short := watcher.short(self):
+            elif short := watcher.too_short(self):
                 skipped[code] = f"too short to judge: {short}"
         return Findings(self._found.values(), skipped, self.failed)
 
@@ -104,8 +104,8 @@ class MonitoredRun(TrainingRun):
             if isinstance(module, kinds):
                 add(module.register_forward_hook(Hook(self._module_passed(path))).remove)
         for name, copied in self.copies.items() if self._listeners["on_copy"] else ():
-            told = lambda *_, name=name: self._tell("on_copy", name)  # noqa: E731
-            add(copied.register_forward_pre_hook(Hook(told)).remove)
+            notify = lambda *_, name=name: self._tell("on_copy", name)  # noqa: E731
+            add(copied.register_forward_pre_hook(Hook(notify)).remove)
         if self.optimizers:
             for optimizer in self.optimizers:
                 add(hook_steps(optimizer, self._steps, self._stepped))
@@ -176,7 +176,12 @@ class MonitoredRun(TrainingRun):
         updates = updates and not (recomputed and updates_once(layer))
         mask = keywords.get("mask")
         mask = mask if isinstance(mask, Tensor) else None
-        if updates and isinstance(layer, _Fast) and layer.one_value == "running" and layer._has_one_value(x, mask):
+        if (
+            updates
+            and isinstance(layer, _BatchNormBase)
+            and layer.one_value == "running"
+            and layer._has_one_value(x, mask)
+        ):
             from_batch = updates = False
         inside = self._inside > 0
         seen = Pass(
@@ -249,7 +254,7 @@ class MonitoredRun(TrainingRun):
             self._new.append(finding)
 
     def _say(self) -> None:
-        """Warn, once for every rule, of what is new."""
+        """Warn of new findings, once for every rule."""
         if not self._new:
             return
         new, self._new = self._new, []

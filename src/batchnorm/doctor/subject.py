@@ -1,4 +1,4 @@
-"""What the doctor looks at: a model or a checkpoint, and whatever else was given; facts are found once and kept."""
+"""The subject of a check: a model or checkpoint with the other inputs. Derived facts are computed once."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def norm_of(path: str, layer: _BatchNorm) -> Norm:
 
 
 class Subject:
-    """A model and what is known of it.
+    """A model, the other inputs of a check, and facts derived from them.
 
     >>> subject = Subject(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), example=torch.randn(8, 3))
     >>> [norm.path for norm in subject.norms], subject.lacks(("model", "data"))
@@ -123,7 +123,7 @@ class Subject:
     # ---- what there is
 
     def lacks(self, needs: tuple[str, ...]) -> str:
-        """Say what is missing of some needs; nothing if all is there.
+        """Describe which of some inputs are missing; empty if none is.
 
         >>> Subject(nn.ReLU()).lacks(("model",))
         ''
@@ -131,7 +131,7 @@ class Subject:
         return " and ".join(NEEDS[need] for need in self.missing(needs))
 
     def missing(self, needs: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those of some needs that are missing.
+        """Return the missing ones of some inputs.
 
         >>> Subject(nn.ReLU()).missing(("model", "data"))
         ('data',)
@@ -185,7 +185,7 @@ class Subject:
 
     @cached_property
     def waits(self) -> bool:
-        """Whether a pass in training mode would wait for other ranks, which were not said to look as well.
+        """Whether a pass in training mode would wait for other ranks that do not take part in this check.
 
         >>> Subject(nn.SyncBatchNorm(3)).waits
         False
@@ -222,7 +222,7 @@ class Subject:
     # ---- running it
 
     def run(self, model: nn.Module, example: Any) -> Any:
-        """Call a model with a copy of an example, as the user said."""
+        """Call a model with a copy of an example, through the user's ``forward`` if given."""
         given = fresh(example)
         return call_with(model, given) if self._forward is None else self._forward(model, given)
 
@@ -254,11 +254,11 @@ class Subject:
 
     @cached_property
     def outputs(self) -> list[list[Tensor]]:
-        """What the model gives for the batches of the sample (or for the example) in evaluation mode."""
+        """The model's outputs for the batches of the sample (or for the example) in evaluation mode."""
         return self.outputs_of(self.net)
 
     def outputs_of(self, model: nn.Module) -> list[list[Tensor]]:
-        """What some model gives for the sample (or for the example) in evaluation mode; it is left as it was."""
+        """A model's outputs for the sample (or for the example) in evaluation mode; the model is left as it was."""
         with untouched(model), torch.no_grad():
             model.eval()
             inputs = [self._input(batch) for batch in self.sample] or [self.example]
@@ -302,7 +302,7 @@ class Subject:
 
 
 def spread(batches: list[Any], most: int) -> list[Any]:
-    """Return so many batches, as far apart as can be; the first and the last are among them.
+    """Return that many batches, evenly spread; the first and the last are among them.
 
     >>> spread(list(range(10)), 4)
     [0, 3, 6, 9]
@@ -320,7 +320,7 @@ def measured(model: nn.Module, batches: Sequence[Any], forward: Forward | None) 
     65
 
     Small batches are joined (see `larger`); a batch that a layer refuses because it has one value per channel is left
-    out; one that is not finite is passed over in silence, for another rule speaks of it.
+    out; one that is not finite is skipped, because another rule reports it.
     """
 
     def run(model: nn.Module, batch: Any) -> Any:
@@ -379,7 +379,7 @@ def _norms_in(state: Mapping[str, Tensor]) -> Iterator[Norm]:
 
 
 def _numbers(tensor: Tensor | None) -> Tensor | None:
-    """Tensors of types that are for storage only (float8) as ones that can be computed with."""
+    """Convert tensors of storage types (float8) to a type that supports arithmetic."""
     small = tensor is not None and tensor.dtype.is_floating_point and tensor.element_size() < 2
     return tensor.float() if tensor is not None and small else tensor
 

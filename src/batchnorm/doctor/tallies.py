@@ -1,4 +1,4 @@
-"""What BN layers are given over the data, as they would be given it in training."""
+"""Statistics of the inputs of BN layers over the data, in training mode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARED: dict[str, Callable[[Subject], Mapping[_BatchNorm, Tally]]] = {}
 
 
 def feed(subject: Subject, tallies: Mapping[_BatchNorm, Tally]) -> int:
-    """Show the model the batches (or the example), with batch statistics as in training; return how many it took.
+    """Run the model on the batches (or the example), with batch statistics as in training; return how many it took.
 
     >>> class Shapes:
     ...     def __init__(self):

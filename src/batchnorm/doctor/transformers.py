@@ -1,7 +1,7 @@
 """`batchnorm.monitor` as a callback of transformers' Trainer.
 
 ``from batchnorm.doctor.transformers import Monitor``, then ``Trainer(..., callbacks=[Monitor()])``. The options of
-``Monitor`` are those of `batchnorm.monitor`; what is found is warned of where it happens, and is in its ``findings``.
+``Monitor`` are those of `batchnorm.monitor`; findings are warned of where they happen and collected in ``findings``.
 transformers is imported when ``Monitor`` is.
 """
 
@@ -18,13 +18,13 @@ from batchnorm.extras import install
 
 
 class TrainerEvents:
-    """What the callback does, apart from the class of transformers that it is made with.
+    """The methods of the callback, without the base class of transformers.
 
     >>> TrainerEvents(every=100).findings.codes
     ()
 
-    The Trainer does not call back when it raises: then the hooks stay until `close`, or until the callback's next
-    training begins. Labels are not told: it shows no batches to callbacks.
+    The Trainer calls no callback when it raises: the hooks then stay until `close`, or until the callback's next
+    training begins. Labels are not available, because callbacks do not receive batches.
     """
 
     def __init__(self, **options: Any) -> None:

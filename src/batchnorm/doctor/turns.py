@@ -19,8 +19,8 @@ REST = 10  # after looking in vain, so many times `every` steps go by
 
 @dataclass
 class Turn:
-    """What one layer was given between two steps of its optimisers: for every call, how many examples, their means and
-    log variances; and how many backward passes came by, whose gradients were not thrown away before the next call."""
+    """One layer's inputs between two steps of its optimisers: for every call, the number of examples, their means and
+    log variances; and the number of backward passes whose gradients were not discarded before the next call."""
 
     calls: list[int] = field(default_factory=list)
     examples: list[int] = field(default_factory=list)
@@ -50,8 +50,8 @@ class Turns:
         self._judged = False
 
     @property
-    def short(self) -> str:
-        """How many steps with several calls there were, where they were too few; nothing if they sufficed."""
+    def too_short(self) -> str:
+        """How many steps with several calls there were, if too few to judge; empty if there were enough."""
         most = max((layer.several for layer in self._layers.values()), default=0)
         return f"{most} of {NEEDED} steps with several calls" if most and not self._judged else ""
 
@@ -115,7 +115,7 @@ def _is_cleared(layer: _BatchNorm, look: bool) -> bool:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one call of a step is from the others, always: in standard deviations, in log variance, and how surely.
+    """How far one call of a step consistently is from the others: standard deviations, log variance, significance.
 
     ``sureness`` is the square of the mean difference over that of its standard error, about 1 for equal ones; less
     where there are many calls, of which one is always the farthest.

@@ -1,4 +1,4 @@
-"""Running variances of nearly zero, and what the inputs of the example or the data say about them."""
+"""Running variances near zero, compared with those of the layer's inputs on the example or the data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BATCHES = 4
 
 @dataclass(frozen=True)
 class InputVariances:
-    """What one BN layer is given, by channel."""
+    """The variance of one BN layer's input, by channel."""
 
     variance: Tensor
     amplified: Tensor  # the standard deviation after normalising with the running variance; 1 if that is right

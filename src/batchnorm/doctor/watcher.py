@@ -1,4 +1,4 @@
-"""What a rule is told while training runs: the events, and one pass of a BN layer."""
+"""The events that a rule receives while training runs, and one pass of a BN layer."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class TrainingRun:
 
     ``step`` counts optimiser steps, ``call`` the calls of the model (or, where a container is not called itself, of
     the modules in it), ``calls_since_step`` those since the last step. ``gradients`` says whether this call is made for
-    gradients, ``labels`` are those of its batch if the loop told (`told`). ``looking`` is true in every ``every``-th
-    step: then rules may read numbers, at other times they should look at shapes and flags only. ``stepping`` is the
+    gradients, ``labels`` are those of its batch if the loop gave them (`set_labels`). ``looking`` is true in every
+    ``every``-th step: then rules may read values, at other times only shapes and flags. ``stepping`` is the
     optimiser that is stepping (LBFGS calls the model in its step).
     """
 
@@ -97,8 +97,8 @@ class TrainingRun:
         """
         return (code, path) in self._found
 
-    def told(self, labels: Tensor) -> None:
-        """Take the labels of the batch that the model is about to see, for the rules that need them."""
+    def set_labels(self, labels: Tensor) -> None:
+        """Set the labels of the next batch, for the rules that need them."""
         self.labels = labels
 
 
@@ -112,7 +112,7 @@ class Watcher:
     ...         return ()
     """
 
-    modules: tuple[type[nn.Module], ...] = ()  # of which `on_module` is told
+    modules: tuple[type[nn.Module], ...] = ()  # `on_module` is called for these
 
     def on_begin(self, run: TrainingRun) -> Iterable[Finding]:
         """The run begins."""
@@ -162,12 +162,12 @@ class Watcher:
         """The run is over."""
         return ()
 
-    def short(self, run: TrainingRun) -> str:
-        """Say how much of what the rule needs the run has had, if it saw something and could not judge it yet."""
+    def too_short(self, run: TrainingRun) -> str:
+        """Say how much data the rule has of what it needs, if it saw something and cannot judge it yet."""
         return ""
 
     def lacks(self, run: TrainingRun) -> str:
-        """Say what the rule has to be told by the user, and was not; in the words of ``NEEDS``."""
+        """Return the inputs that the rule lacks, in the words of ``NEEDS``; empty if none."""
         return ""
 
 

@@ -13,7 +13,7 @@ typedef struct {
     vf s[2], p[2];
 } NAME(chains);
 
-/* Add the `count` vectors from element i. On the way there every second vector joins its sum by a fused multiplication with
+/* Add the `count` vectors from element i. In the forward pass every second vector joins its sum by a fused multiplication with
  * 1: the result is the same, and CPUs that have as many units for those as for additions use all of them. */
 INLINE void NAME(add_vectors)(NAME(chains) * to, const bn_args *a, int64_t i, int64_t b, int count, const coefficients *k,
                               vf one, int backward, int act, int aux, int bf16) {
@@ -383,7 +383,7 @@ static void NAME(same_rows)(ROWS) {
 static void NAME(masked_runs)(const bn_args *a, int64_t c0, int64_t c1, int64_t n, int64_t first, int64_t last,
                               const NAME(columns) * w, vdh (*sums)[2]) {
     const int64_t S = a->positions;
-    /* The sums of the way there read none, and are added up in the same order with a gradient or without. */
+    /* The sums of the forward pass read no bits, and are added in the same order with or without a gradient. */
     const int bits = a->aux == BN_AUX_BITS && (!sums || a->operation >= BN_BACKWARD_TRAIN);
     int64_t done = first, s = first, end;
     for (; next_span(a->mask + n * S, &s, &end, last); s = done = end) {

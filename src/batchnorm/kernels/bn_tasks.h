@@ -468,7 +468,7 @@ static int64_t NAME(run_matrix)(call *k) {
      * 64 rows on only rows of some pages gain by being cut. */
     const int tiled = summing && (rows < 64 || (rows <= 256 && columns >= 2048));
     /* Up to 16 threads the chunks do not depend on their number, and so neither does any bit of the result. A chunk's
-     * sums take as much memory as four rows, and somebody has to add them up: so only long chunks, but rather two than
+     * sums take as much memory as four rows, and they have to be added up: so only long chunks, but rather two than
      * tiles, in which threads would write to each other's pages. */
     const int64_t most = tiled ? 1 : threads > 16 ? threads : 16, least = summing ? 128 : 8;
     k->chunks = summing && !tiled ? 2 : 1;

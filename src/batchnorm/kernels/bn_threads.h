@@ -2,7 +2,7 @@
 
 /* ---- threads ------------------------------------------------------------------------------------------------ */
 
-/* While waiting: leave the core to its other half; to whoever has none; or for a while. */
+/* While waiting: yield the core to its other hardware thread; to another thread; or sleep for a while. */
 static void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -27,7 +27,7 @@ static thread_number_fn thread_number;
 
 enum { MAX_THREADS = 256 };
 
-/* What all threads do before any of them goes on: so many tasks, in this order or the other. */
+/* Work that all threads finish before any of them continues: so many tasks, in this order or the other. */
 typedef struct {
     task_fn run;
     int64_t tasks;
@@ -49,7 +49,7 @@ typedef struct {
     counters done, next[MAX_THREADS];
 } job;
 
-/* Usually for less than a microsecond. If it takes longer, somebody with work of ours has no core: then leave ours. */
+/* Usually for less than a microsecond. If it takes longer, a thread that has taken a task is waiting for a core: yield ours. */
 static void wait_for(const _Atomic int64_t *done, int64_t tasks) {
     for (int64_t tries = 0; atomic_load_explicit(done, memory_order_acquire) < tasks; tries++)
         if (tries < 4096) relax();
@@ -57,9 +57,9 @@ static void wait_for(const _Atomic int64_t *done, int64_t tasks) {
 }
 
 /* Every thread has a share of neighbouring tasks, the same one in every call, so that it meets its own data in its own
- * cache; when it is through, it helps the others, so that nobody waits for a thread that has not come, but for a task that
- * one has begun. Which thread runs a task never changes a result. A phase ends with its last task, not with its last
- * thread: starting and ending the threads for every phase takes longer. */
+ * cache; when it is through, it helps the others, so that it waits only for tasks that another thread has begun, never
+ * for a thread that has not started. Which thread runs a task never changes a result. A phase ends with its last task, not
+ * with its last thread: starting and ending the threads for every phase takes longer. */
 static void work(void *data) {
     job *j = data;
     const int64_t me = j->threads > 1 ? thread_number() : 0;
@@ -128,7 +128,7 @@ static int comes_up(exchange *e, int64_t number) {
     return 1;
 }
 
-/* The first thread writes odd numbers, the second one answers with even ones; it begins, so that there is somebody. */
+/* The first thread writes odd numbers, the second one answers with even ones; the first one begins. */
 static void take_turns(void *data) {
     exchange *e = data;
     const int64_t me = thread_number();

@@ -117,7 +117,7 @@ INLINE vh NAME(narrowed)(vf v) {
 #endif
 }
 
-/* With `stream`, past the caches: a line that nobody reads soon is not fetched in order to be overwritten. That is for
+/* With `stream`, past the caches: a line that is not read again soon is not fetched only to be overwritten. That is for
  * addresses at which a vector is aligned; `end_stream` makes what was written visible to other threads. */
 INLINE void NAME(put)(void *p, vu whole, int stream) {
 #if BN_ISA == 2
@@ -214,7 +214,7 @@ INLINE vi NAME(lanes_at)(const uint8_t *bits, int64_t b, int64_t fresh) {
 #endif
 }
 
-/* The same to be written. What follows in the last byte is nobody's yet. */
+/* The same to be written. The rest of the last byte is not used yet. */
 INLINE void NAME(put_lanes)(uint8_t *bits, int64_t b, int64_t fresh, vi mask) {
     const uint32_t packed = NAME(pack_lanes)(mask) >> (L - fresh);
     if (L < 8) {

@@ -1,9 +1,9 @@
-/* The way from a layer to the kernel and back, for the plain case, in C: on a small batch the same steps take longer in Python
- * (functional.py, differentiable.py) than the arithmetic, and after a large one the interpreter has left the caches.
+/* Forward and backward of plain calls in C: on a small batch the same steps take longer in Python (functional.py,
+ * differentiable.py) than the arithmetic, and after a large one the interpreter is no longer in the caches.
  *
- * Nothing is decided here. What is not plain (a mask, groups, other layouts or types, a tracer at work, a second derivative,
- * saved tensors that a hook has changed) is declined, and the Python code, which serves every case, does it. The tensors that
- * are kept for the backward pass are those that Python keeps, and the rest is made into what it keeps where it takes over.
+ * Nothing is decided here. Any other call (a mask, groups, other layouts or types, a tracer, double backward, saved tensors
+ * that a hook has changed) is declined, and the Python code, which handles every case, runs it. The tensors saved for the
+ * backward pass are those that Python saves; the rest is converted to what Python saves where it takes over.
  *
  * Only Python's stable ABI is used, and torch's tensors through DLPack's functions or their Python methods: one build serves
  * every version from 3.10 on. The kernel stays a library of its own that knows nothing of Python; its entry comes as an
@@ -141,8 +141,8 @@ static int is_word(PyObject *object, const char *word) {
 static int is_bool(PyObject *object) { return object == Py_True || object == Py_False; }
 
 /* What a layer's `forward` would hand to `normalize`: its tensors and its switches, from its __dict__ (borrowed). A tensor or
- * switch that is missing there, or is not of the usual kind, is declined. (Methods that somebody has set on a layer are not
- * looked for.) */
+ * switch that is missing there, or is not of the usual kind, is declined. (Methods set on a layer object are
+ * not looked for.) */
 static enum answer read_layer(PyObject *own, request *q) {
     PyObject *parameters = PyDict_GetItemWithError(own, name__parameters), *buffers = PyDict_GetItemWithError(own, name__buffers);
     if (parameters == NULL || buffers == NULL || !PyDict_Check(parameters) || !PyDict_Check(buffers)) return DECLINED;
@@ -192,8 +192,8 @@ static enum answer ready_layer(request *q, PyObject *dimensions) {
     return fits < 0 ? FAILED : fits ? SERVED : DECLINED;
 }
 
-/* Hold what was borrowed from a layer, or let go of it: while the kernel runs, or a number that is an object of somebody's
- * class is read, the layer may be given other ones. */
+/* Hold or release the references borrowed from a layer: it may be given other tensors while the kernel runs, or while a
+ * number of a user's class is read. */
 static void hold(const request *q, int yes) {
     PyObject *held[] = {q->weight, q->bias, q->mean, q->var, q->batches, q->momentum, q->eps, q->slope, q->name};
     for (size_t i = 0; i < sizeof held / sizeof *held; i++)
@@ -230,7 +230,7 @@ static PyObject *call_layer(PyObject *module, PyObject *const *a, Py_ssize_t cou
     return y;
 }
 
-/* ---- the way back ------------------------------------------------------------------------------------------- */
+/* ---- backward ----------------------------------------------------------------------------------------------- */
 
 /* backward(ctx, dy), as differentiable.py's; that one takes over what is declined here. */
 static PyObject *call_backward(PyObject *module, PyObject *const *a, Py_ssize_t count) {

@@ -1,4 +1,4 @@
-"""The plain case's way to the kernel and back, in C (``call.c``), where that was compiled."""
+"""Forward and backward of plain calls through the C extension (``call.c``), where it was compiled."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ except ImportError:
 
 SWITCH = "BATCHNORM_CALL"
 
-# Layers whose whole ``forward`` may go this way, with the dimensions of their inputs: the classes enter themselves.
+# Layers whose whole ``forward`` may run in C, with the dimensions of their inputs: the classes add themselves.
 LAYERS: dict[type, tuple[int, ...]] = {}
 
 
 class Plain(differentiable.Native):
-    """`Native`, whose two directions begin in C. What is not plain on the way back, Python does."""
+    """`Native` with its forward and backward in C. Python handles hooks, double backward and unusual gradients."""
 
     if _call is not None:
         forward = staticmethod(_call.forward)
@@ -35,15 +35,15 @@ class Plain(differentiable.Native):
     @staticmethod
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        """For compiled autograd, which wants a Python function; the engine calls `apply`, see below."""
+        """Used by compiled autograd, which needs a Python function; the engine calls `apply`, see `load`."""
         return _call.backward(ctx, dy)  # type: ignore[no-any-return]
 
 
 def load() -> tuple[Any, str]:
-    """Return ``call.c``, ready to be called, or None and a sentence that says why.
+    """Return the C extension, ready to be called, or None and the reason.
 
-    >>> short, reason = load()
-    >>> (short is None) == bool(reason)
+    >>> compiled, reason = load()
+    >>> (compiled is None) == bool(reason)
     True
     """
     wanted = os.environ.get(SWITCH) or "c"
@@ -86,7 +86,7 @@ def load() -> tuple[Any, str]:
     except (ImportError, OSError, AttributeError) as error:
         return None, f"called from Python: torch {torch.__version__} offers {error}"
     _call.setup(**given)
-    # torch's own `apply` first looks which of its two names the way back has; this one is it.
+    # torch's own `apply` first looks up whether `backward` or `vjp` is defined; here it is known.
     Plain._backward_cls.apply = _call.method(Plain._backward_cls)  # type: ignore[attr-defined]
     differentiable.empty_like = _call.empty_like
     return _call, ""
@@ -99,7 +99,7 @@ def _functions() -> tuple[int, ...]:
 
 
 def _probes() -> tuple[tuple[Any, ...], ...]:
-    """Tensors of several kinds, and what torch's functions must say of them."""
+    """Tensors of several kinds, and what torch's functions must return for them."""
     plain, parameter = torch.zeros(9, device="cpu"), torch.nn.Parameter(torch.zeros(3, device="cpu"))
     tensors = (plain, plain[2:5], plain.view(3, 3)[1], torch._neg_view(plain[1:]), parameter, parameter.detach())
     return tuple(
@@ -107,4 +107,4 @@ def _probes() -> tuple[tuple[Any, ...], ...]:
     )
 
 
-short, reason = load()
+compiled, reason = load()

@@ -25,7 +25,7 @@ typedef struct {
     uint32_t major, minor;
 } dlpack_version;
 
-/* A tensor that belongs to whoever has the pointer, until the deleter is called with it. */
+/* A tensor owned by the holder of the pointer, until the deleter is called with it. */
 typedef struct dlpack_managed {
     dlpack_version version;
     void *context;

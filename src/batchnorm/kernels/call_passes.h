@@ -1,4 +1,4 @@
-/* The two passes of a plain call: what is asked of the kernel, what is kept on the way there, and the way back. */
+/* The two passes of a plain call: what is asked of the kernel, what the forward pass saves, and the backward pass. */
 #ifndef BATCHNORM_CALL_PASSES_H
 #define BATCHNORM_CALL_PASSES_H
 
@@ -6,7 +6,7 @@ enum { LANES = 16 }; /* functional.py's _LANES */
 
 typedef int64_t (*kernel_entry)(const bn_args *);
 
-/* A forward call on its way through autograd. All objects are borrowed, and None stands for what is not there. */
+/* A forward call in autograd. All objects are borrowed, and None stands for a missing one. */
 typedef struct {
     bn_args args;
     dlpack_tensor x;
@@ -19,7 +19,7 @@ typedef struct {
     int64_t code;
 } request;
 
-/* What of it the backward pass needs: numbers, in a bytes object. The addresses of tensors have no meaning any more. */
+/* The part that the backward pass needs: numbers, in a bytes object. Addresses of tensors are no longer valid then. */
 typedef struct {
     bn_args args;
     kernel_entry entry;
@@ -48,7 +48,7 @@ static int choose_layout(const dlpack_tensor *x, bn_args *args) {
     return 1;
 }
 
-/* Whether somebody looks at or changes what operations do, so that torch's own have to be called. */
+/* Declined if a function transform or a dispatch mode is active: it has to see torch's own operations. */
 static enum answer undisturbed(void) {
     PyObject *transforming = PyObject_CallNoArgs(given_transforming);
     if (transforming == NULL) return FAILED;
@@ -163,7 +163,7 @@ static int keep_for_backward(PyObject *ctx, const request *q, PyObject *notes) {
     return failed;
 }
 
-/* How long the kernel's notes for the way back are: its rows, and behind them its bits. As saved.py has it. */
+/* The size of the kernel's notes for the backward pass: its rows, then its bits. As in saved.py. */
 static int64_t bytes_of_rows(const bn_args *args) { return 4 * BN_SAVED_ROWS * args->channels; }
 static int64_t bytes_of_notes(const bn_args *args) {
     const int64_t channels = args->channels, positions = args->positions;

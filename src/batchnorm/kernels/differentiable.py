@@ -17,7 +17,7 @@ from batchnorm.kernels.storage import check_memory
 
 CODES = {torch.float32: 0, torch.bfloat16: 1}
 
-# A small batch is all overhead: what it meets on its way has short names here, each found in one step.
+# On small batches overhead dominates: names that every call uses are module globals, found in one lookup.
 _32 = torch.float32
 _ROWS, _TRAIN, _BACKWARD_TRAIN = native.SAVED_ROWS, native.TRAIN, native.BACKWARD_TRAIN
 _pack, _threads, _increment_version = native.pack_arguments, torch.get_num_threads, torch._C._increment_version
@@ -26,26 +26,26 @@ _transforming = torch._C._are_functorch_transforms_active
 _FLOAT32 = torch.empty(0, dtype=torch.float32, device="cpu")
 _FLOAT64 = torch.empty(0, dtype=torch.float64, device="cpu")
 _UINT8 = torch.empty(0, dtype=torch.uint8, device="cpu")
-# How outputs and gradients get their memory; call.py knows a better way (call_tensors.h says why).
+# Allocates outputs and gradients; call.py replaces it by a faster function (see call_tensors.h).
 empty_like: Callable[[Tensor], Tensor] = torch.empty_like
 KINKED = ("relu", "relu6", "leaky_relu")  # their slope is one of two numbers: a bit tells which
 
 
 class Rest(NamedTuple):
-    """What a call is besides what has a gradient, in one argument, because each costs time in autograd."""
+    """The arguments of a call without gradients, as one argument, because each costs time in autograd."""
 
     running_mean: Tensor | None
     running_var: Tensor | None
     rows: Sequence[int]  # addresses of mean, variance, weight and bias; empty if some have to be converted
     batches: Tensor | None  # counts the updates of the running statistics
     setting: Setting
-    told: list[Any]  # for the kernel's status (0: all moments are finite), and the moments if they were asked for
+    results: list[Any]  # filled with the kernel's status (0: all moments are finite) and the moments, if asked for
 
 
 def differentiable(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, rest: Rest
 ) -> Tensor:
-    """Return the output; ``rest.told`` tells more."""
+    """Return the output, and fill ``rest.results``."""
     if torch.is_grad_enabled() and (
         x.requires_grad
         or (weight is not None and weight.requires_grad)
@@ -130,26 +130,26 @@ def _call(
 
 
 def refuse(x: Tensor, code: int) -> None:
-    """Raise what a negative code means: the kernel could not do its work, and its outputs are not to be looked at."""
+    """Raise the error of a negative code: the kernel failed, and its outputs are invalid."""
     if code == -1:
         raise MemoryError(f"no memory for the statistics of a batch of shape {list(x.shape)}")
     raise BatchNormError(f"the kernel refused an input of shape {list(x.shape)} (code {code})")
 
 
 class Native(torch.autograd.Function):
-    """The kernel's two directions. A second derivative is taken of `fallback.composite`."""
+    """Forward and backward of the kernel. Double backward differentiates `fallback.composite`."""
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, rest: Rest
     ) -> Tensor:
-        """Without a ``ctx`` there will be no way back, and nothing is kept for it."""
-        running_mean, running_var, rows, batches, setting, told = rest
+        """Without a ``ctx`` there is no backward pass, and nothing is saved."""
+        running_mean, running_var, rows, batches, setting, results = rest
         _, (_, channels, _), layout, training, _, _, _, name, groups, _, mask, given, _ = setting
         y = empty_like(x)
         mean32, var32 = running_mean, running_var
         if not rows:
-            # Whoever has an address must hold the tensor, too: this list lives until the kernel is through.
+            # The kernel gets addresses, so this list keeps the tensors alive until it returns.
             converted = [_float32(tensor) for tensor in (running_mean, running_var, weight, bias)]
             mean32, var32, _, _ = converted
             rows = [_address(tensor) for tensor in converted]
@@ -191,7 +191,7 @@ class Native(torch.autograd.Function):
             0.0,
             notes.data_ptr() + end_of_rows(setting),
         )
-        told += (code, moments)
+        results += (code, moments)
         if training and code == 0 and running_mean is not None and running_var is not None:
             if mean32 is not running_mean or var32 is not running_var:
                 running_mean.copy_(mean32)  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ _apply: Callable[..., Tensor] = super(torch.autograd.Function, Native).apply
 
 
 def gradients(ctx: Any, dy: Tensor, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The way back, with the tensors that were saved: checkpointing gives them out only once."""
+    """Return the gradients from the saved tensors, which are passed in because checkpointing unpacks them only once."""
     setting, strides, aux = ctx.rest
     check_memory(dy, "the output's gradient")
     x, weight, bias, notes, residual, mask = saved = unpacked(dy.dtype, length_of_notes(setting, aux), *tensors)
@@ -298,7 +298,7 @@ def _staged_backward(
     dweight: Tensor | None,
     dbias: Tensor | None,
 ) -> None:
-    """The two halves of a backward pass, with everyone's sums in between."""
+    """The two halves of a backward pass, with an exchange of the sums between them."""
     assert setting.moments is not None
     assert setting.reduce is not None
     sums = _FLOAT64.new_empty(2, setting.like[1])
@@ -319,7 +319,7 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def _reduced(sums: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    """Everyone's sums; the kernel reads them by their address, so they had better be what it expects."""
+    """Return the sums over all processes, checked, because the kernel reads them by address."""
     everyones = reduce(sums)
     if everyones.shape != sums.shape:
         raise BatchNormError(
@@ -331,7 +331,7 @@ def _reduced(sums: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return gradients that have gradients."""
+    """Return differentiable gradients."""
     for parameter, name in zip(saved[1:3], ("weight", "bias"), strict=True):
         check_memory(parameter, name, do="keep it until the backward pass is done")
     setting, strides, aux = ctx.rest
@@ -342,7 +342,7 @@ def _differentiable_backward(ctx: Any, dy: Tensor, saved: tuple[Any, ...]) -> tu
 def second_order(
     needs: Sequence[bool], setting: Setting, dy: Tensor, saved: tuple[Any, ...], passes: Tensor | None
 ) -> tuple[Any, ...]:
-    """Return gradients that have gradients: differentiate the definition, written out in elementary operations.
+    """Return differentiable gradients, from the definition in elementary operations.
 
     ``passes``: where the slope of a piecewise linear activation is 1, if bits of the forward pass say so.
     """
@@ -400,7 +400,7 @@ def _positions(mask: Tensor, x: Tensor) -> Tensor:
 
 
 def _passes(setting: Setting, strides: tuple[int, ...], x: Tensor, notes: Tensor) -> Tensor:
-    """Where the activation's slope is 1, as the bits tell it: where a gradient of ones comes through."""
+    """Where the activation's slope is 1 according to the saved bits."""
     if x.stride() != strides:
         x = x.new_empty_strided(x.shape, strides).copy_(x)
     ones, slope, unused = torch.ones_like(x), torch.empty_like(x), torch.empty_like(x)

@@ -71,7 +71,7 @@ def batch_norm(
 
 
 def _row(tensor: Tensor | None) -> Tensor | None:
-    """Return the tensor without gaps: torch's backward pass reads a strided row as if it had none."""
+    """Return the tensor contiguous: torch's backward pass misreads a strided row."""
     if tensor is None or not tensor.is_contiguous():
         return None if tensor is None else tensor.contiguous()
     # Zeros without memory, such as autograd makes: torch's backward pass in evaluation reads what they do not have.
@@ -88,7 +88,7 @@ def readable(x: Tensor) -> Tensor:
 
 
 def readable_gradient(y: Tensor) -> Tensor:
-    """Return torch's output; its gradient will come to torch's backward pass in a layout that is read rightly there.
+    """Return torch's output, with its gradient brought into a layout that torch's backward pass reads correctly.
 
     >>> x = torch.randn(2, 3, 4, 1, requires_grad=True)
     >>> y = readable_gradient(F.batch_norm(x, None, None, training=True))
@@ -123,7 +123,7 @@ def _misread(x: Tensor) -> bool:
 
 
 def _recorded() -> bool:
-    """Whether an exporter or a tracer is writing the operations down: a copy would stay in its graph for nothing."""
+    """Whether an exporter or tracer records the operations: a copy would stay in its graph for nothing."""
     return torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
 
 
@@ -142,7 +142,7 @@ def composite(
     reduce: Callable[[Tensor], Tensor] | None = None,
     total: Tensor | None = None,
 ) -> Tensor:
-    """Write the definition out in elementary operations, whose derivatives of every order torch knows.
+    """Compute batch norm in elementary operations, which torch can differentiate to any order.
 
     >>> x = torch.tensor([[1.0], [3.0]])
     >>> composite(x, None, None, None, None, 0.0, "none", None, 0.01).flatten()
@@ -343,5 +343,5 @@ class Staged(torch.autograd.Function):
 
 
 def _arithmetic(x: Tensor) -> torch.dtype:
-    """Numbers of fewer bits than float32 are worked on as float32."""
+    """Convert types of fewer bits than float32 to float32 for the computation."""
     return torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype

@@ -1,12 +1,12 @@
-"""The kernel as operators that compilers see: ``torch.ops.batchnorm.train`` and ``train_backward``.
+"""The kernel as custom operators for `torch.compile`: ``torch.ops.batchnorm.train`` and ``train_backward``.
 
 - torch registers no derivative for an operator that writes to its arguments. These write to none: the moments of the
   batch are an output, and the running statistics follow them in torch's operators, in the same graph.
 - What the backward pass reads is an output, too, so that it does not repeat the forward pass.
-- They take any layout, and answer in it. Inductor gives convolutions channels_last whatever the model says; an operator
-  that insisted on the layout it was traced with would cost a copy on either side.
-- Evaluation has none. Alone, the kernel is faster than the loop that Inductor writes; between convolutions it is not,
-  and it would stand in the way of fusion with neighbors and of folding into convolutions.
+- They take any layout, and return results in it. Inductor gives convolutions channels_last whatever the model says; an
+  operator that insisted on the layout it was traced with would cost a copy on either side.
+- There is no operator for evaluation. Alone, the kernel is faster than the loop that Inductor writes; between
+  convolutions it is not, and it would prevent fusion with neighbors and folding into convolutions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from batchnorm.kernels.saved import Setting, end_of_rows, length_of_notes
 from batchnorm.masks import check_counts
 from batchnorm.moments import Moments
 
-# Compiled graphs stay on disk, and know the sizes of what the operators return: another kernel has another overload.
+# Compiled graphs are cached on disk with the output sizes of the operators, so each kernel ABI has its own overload.
 OVERLOAD = f"abi{native.ABI}"
 _library = torch.library.Library("batchnorm", "FRAGMENT")  # type: ignore[no-untyped-call]
 _TAGS = [getattr(torch.Tag, name) for name in ("pt2_compliant_tag", "flexible_layout") if hasattr(torch.Tag, name)]
@@ -41,7 +41,7 @@ ENOUGH = 8192  # values; below that, Inductor's own code takes less time than th
 def serves(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, mask: Tensor | None, slope: float
 ) -> bool:
-    """Whether the graph that is being compiled may hold these operators; the arguments have been checked.
+    """Whether these operators may go into the graph being compiled; the arguments have been checked.
 
     >>> serves(torch.zeros(8, 64), None, None, None, None, 0.0)  # nothing is being compiled
     False
@@ -109,7 +109,7 @@ def train(
 def _arranged(
     x: Tensor, mask: Tensor | None, groups: int, eps: float, name: str, slope: float
 ) -> tuple[Tensor, Setting]:
-    """Return the tensor as the kernel reads it, and what a call of the kernel is besides tensors."""
+    """Return the tensor in a layout that the kernel reads, and the settings of the call."""
     x, like, layout = dense(x, mask is not None)
     marks = None if mask is None else mask.contiguous().view(torch.uint8)
     return x, Setting(None, like, layout, True, 0.0, eps, slope, name, groups, x.shape[0], marks)
@@ -119,7 +119,7 @@ def _run() -> Any:
     kernel = kernels.kernel()
     if kernel is None:
         raise BatchNormError(
-            f"the graph was compiled for the native kernel, but here are {kernels.describe()}",
+            f"the graph was compiled for the native kernel, but this process uses {kernels.describe()}",
             do="compile it in a process with the same settings",
         )
     return kernel.run
@@ -212,7 +212,7 @@ def _train_fake(
 
 
 class _Kept:
-    """What `differentiable.gradients` asks of autograd's context."""
+    """The part of autograd's context that `differentiable.gradients` uses."""
 
     def __init__(self, *rest: Any, needs: tuple[bool, ...]) -> None:
         self.rest, self.needs_input_grad = rest, needs
@@ -281,7 +281,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _differentiate(ctx: Any, dy: Tensor | None, *unused: Any) -> tuple[Any, ...]:
-    """Return the gradients: by the kernel or, if they are to have gradients themselves, in torch's operators."""
+    """Return the gradients: from the kernel or, if they must be differentiable, in torch's operators."""
     none = (None,) * 9
     if dy is None:
         return none

@@ -1,4 +1,4 @@
-"""In which order a tensor's numbers stand in memory, and how the kernel reads them."""
+"""Memory layouts: bring a tensor into one that the kernel can read."""
 
 from __future__ import annotations
 

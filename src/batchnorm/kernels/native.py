@@ -1,4 +1,4 @@
-"""Load the compiled kernel, if there is one, and call it: a struct of numbers and addresses goes in."""
+"""Load the compiled kernel, if there is one. A call takes one struct of numbers and addresses."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Kernel:
         >>> kernel is None or kernel.select(kernel.isa)
         True
 
-        What a forward pass kept is for the backward pass of the same instruction set: do not switch in between.
+        Do not switch between a forward pass and its backward pass: what is saved depends on the instruction set.
         """
         return isa in self.isas() and self.library.bn_isa_select(self.isas().index(isa)) == 0
 
@@ -75,14 +75,14 @@ class Kernel:
         >>> distance is None or distance > 0
         True
 
-        Where the system puts the threads may change at any time, and with it what small batches cost.
+        The system may move threads at any time, which changes the speed on small batches.
         """
         nanoseconds = float(self.library.bn_core_distance())
         return nanoseconds if nanoseconds > 0 else None
 
 
 def load(path: Path = LIBRARY) -> tuple[Kernel | None, str]:
-    """Return the kernel, or None, and a sentence that says why.
+    """Return the kernel or None, and a sentence on what is used and why.
 
     >>> kernel, reason = load()
     >>> print(reason)  # doctest: +SKIP

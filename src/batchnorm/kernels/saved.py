@@ -1,4 +1,4 @@
-"""What the forward pass saves for the way back: tensors, and the kernel's notes about the batch."""
+"""What the forward pass saves for the backward pass: tensors, and the kernel's notes about the batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batchnorm.moments import Moments
 
 
 class Setting(NamedTuple):
-    """What a call is besides its tensors."""
+    """The settings of a call: everything except its tensors."""
 
     run: Any
     like: tuple[int, int, int]  # x as the kernel reads it: batch, channels, positions
@@ -33,7 +33,7 @@ class Setting(NamedTuple):
 
 
 def end_of_rows(setting: Setting) -> int:
-    """The kernel's notes for its way back are rows of float32 (`bn_saved` in bn.h), then bits: where those begin.
+    """Return where the bits begin in the kernel's notes, behind rows of float32 (`bn_saved` in bn.h).
 
     >>> end_of_rows(Setting(None, (2, 16, 9), None, True, 0.1, 1e-5, 0.0, "relu"))  # five rows of 16 channels
     320
@@ -45,7 +45,7 @@ def end_of_rows(setting: Setting) -> int:
 
 
 def length_of_notes(setting: Setting, aux: int) -> int:
-    """How many bytes the rows and bits of a call are together.
+    """Return the size in bytes of the rows and bits of a call.
 
     >>> length_of_notes(Setting(None, (2, 16, 9), None, True, 0.1, 1e-5, 0.0, "relu"), AUX_BITS)  # two bytes a row
     388
@@ -67,7 +67,7 @@ def unpacked(
     residual: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> tuple[Any, ...]:
-    """What was saved, whatever hooks on saved tensors made of it, as it was; the residual is silu's only.
+    """Return the saved tensors in their original types, whatever hooks did to them; only silu saves the residual.
 
     >>> notes = torch.zeros(320, dtype=torch.uint8)
     >>> x, *_ = unpacked(torch.bfloat16, 320, torch.zeros(2, 16), None, None, notes)

@@ -1,4 +1,4 @@
-"""Whether a tensor's memory is there: the storage under it can be freed or shrunk, and torch does not look."""
+"""Check that a tensor's memory exists: its storage can be freed or shrunk, and torch does not check."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fits(tensor: Tensor) -> bool:
 
 
 def check_memory(tensor: Tensor | None, name: str, where: str = "", do: str = "") -> None:
-    """Refuse a tensor that reaches beyond its storage; of tensors without a storage nothing is asked.
+    """Raise if a tensor reaches beyond its storage; tensors without a storage pass.
 
     >>> x = torch.zeros(9)
     >>> _ = x.untyped_storage().resize_(8)

@@ -312,7 +312,7 @@ def write_race(records: RecordFile, out: Path, console: Console, open: bool) -> 
 
 
 def check_belongs(option: str, value: str, fits: bool, what: str) -> None:
-    """Refuse an option that another race has.
+    """Raise for an option that another race has.
 
     >>> check_belongs("--init", "he", False, "--network inception")
     Traceback (most recent call last):

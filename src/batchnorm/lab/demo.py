@@ -81,7 +81,7 @@ def watch_demo(
 
 
 def check_picture(path: Path, force: bool = False) -> None:
-    """Refuse a picture that is not an SVG, or cannot be written, before the run.
+    """Raise for a picture that is not an SVG, or cannot be written, before the run.
 
     >>> check_picture(Path("film.gif"))
     Traceback (most recent call last):

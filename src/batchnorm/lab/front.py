@@ -55,7 +55,7 @@ Force = Annotated[
 
 
 def check_outputs(threads: int, json: Path | None, svg: Path | None, out: Path | None, force: bool) -> None:
-    """Refuse a number of threads, or files that could not be written, before anything slow begins.
+    """Raise for a number of threads, or files that could not be written, before anything slow begins.
 
     >>> check_outputs(0, None, Path("figure.png"), None, force=False)
     Traceback (most recent call last):
@@ -126,7 +126,7 @@ def recorded(
 
 
 def check_same(out: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds a run with other options.
+    """Raise for a folder that holds a run with other options.
 
     >>> check_same(Path("batchnorm-race"), {"steps": 800}, {"steps": 1500})
     Traceback (most recent call last):

@@ -36,7 +36,7 @@ class Options:
     sigmoid_rates: tuple[float, ...] = SIGMOID_RATES
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot be run."""
+        """Raise for settings that cannot be run."""
         if self.init not in INITS:
             raise BatchNormError(f"--init is {self.init!r}", do=f"choose one of {', '.join(INITS)}")
         for name in ("seeds", "steps", "batch_size", "every"):
@@ -45,7 +45,7 @@ class Options:
                 raise BatchNormError(f"--{flag} is {getattr(self, name)}", do="give a whole number from 1 up")
         for rate in (*self.rates, *self.sigmoid_rates):
             if not (math.isfinite(rate) and rate > 0):
-                raise BatchNormError(f"{rate} is no learning rate", do="give numbers above 0")
+                raise BatchNormError(f"{rate} is not a learning rate", do="give numbers above 0")
         if not self.rates or sorted(set(self.rates)) != list(self.rates):
             raise BatchNormError(
                 f"--rates is {', '.join(map(str, self.rates)) or 'empty'}",

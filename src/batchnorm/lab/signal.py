@@ -65,7 +65,7 @@ class SignalRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained."""
+        """Raise for what cannot be trained."""
         if self.init not in SCHEMES:
             raise BatchNormError(f"--init is {self.init!r}", do=f"choose one of {', '.join(SCHEMES)}")
         if self.activation not in ACTIVATIONS:
@@ -128,7 +128,7 @@ def linear(stream: torch.Generator, inputs: int, outputs: int, scheme: str, bias
     >>> linear(torch.Generator().manual_seed(0), 3, 2, "xavier").bias.tolist()
     [0.0, 0.0]
     """
-    with torch.random.fork_rng(devices=()):  # what torch draws first is overwritten, and nobody's to miss
+    with torch.random.fork_rng(devices=()):  # torch's own initial weights are overwritten; do not advance its generator
         layer = nn.Linear(inputs, outputs, bias=bias)
     with torch.no_grad():
         layer.weight.copy_(torch.randn(outputs, inputs, generator=stream) * deviation(scheme, inputs, outputs))

@@ -42,7 +42,7 @@ def batches(seed: int, examples: int, size: int) -> Iterator[Tensor]:
 
 
 def check_batch(size: int, examples: int) -> None:
-    """Refuse a batch of more examples than there are.
+    """Raise for a batch of more examples than there are.
 
     >>> check_batch(64, examples=50)
     Traceback (most recent call last):

@@ -124,7 +124,7 @@ def train_apart(
 
 
 def check_schedules(members: Sequence[Member]) -> None:
-    """Refuse a schedule that does not exist.
+    """Raise for a schedule that does not exist.
 
     >>> check_schedules([Member(0.1, 0, schedule="steep")])
     Traceback (most recent call last):

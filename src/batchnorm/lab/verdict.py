@@ -2,7 +2,7 @@
 
 One variant is sooner than another when the steps of their seeds are so well apart that a random relabelling of
 the seeds would do as well at most once in twenty: the exact rank-sum test, one-sided. With three seeds each
-that asks every seed of the one to be sooner than every seed of the other; with fewer nothing can be told.
+that asks every seed of the one to be sooner than every seed of the other; with fewer the result is inconclusive.
 """
 
 from __future__ import annotations
@@ -131,18 +131,18 @@ def order(summary: Summary) -> list[Verdict]:
 
 
 def order_to(steps: Mapping[str, Steps], claim: str) -> Verdict:
-    """Judge both links of the order for one target; rates raised still further are told, not judged.
+    """Judge both links of the order for one target; rates raised still further are reported, not judged.
 
     >>> steps = {BASELINE: Steps((9, 9, 9)), SAME_RATE: Steps((4, 5, 6)), RAISED_RATE: Steps((1, 2, 3))}
     >>> order_to(steps, "1 < same rate < raised rate").outcome
     'confirmed'
     """
     links = [(SAME_RATE, BASELINE), (RAISED_RATE, SAME_RATE)]
-    told = [*links, ("BN-x30", SAME_RATE)] if "BN-x30" in steps else links
+    pairs = [*links, ("BN-x30", SAME_RATE)] if "BN-x30" in steps else links
     outcome = together([sooner(steps[a], steps[b]) for a, b in links])
     shares = [
         f"{a} before {b} in {chance_of_sooner(steps[a], steps[b]):.0%} of seed pairs: {sooner(steps[a], steps[b])}"
-        for a, b in told
+        for a, b in pairs
     ]
     return Verdict(claim, outcome, "; ".join(shares))
 

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from batchnorm.checks import check_model, report_nonfinite
 from batchnorm.errors import BatchNormError, BatchNormWarning
 from batchnorm.functional import moments
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.foreign import hold, is_foreign
 from batchnorm.moments import Moments, merged, update_running
 
@@ -124,7 +124,7 @@ class accumulate:
                 do="make a new one for each step",
             )
         layers = [(path, m) for path, m in self.model.named_modules() if isinstance(m, _BatchNorm)]
-        stepwise = [path for path, layer in layers if isinstance(layer, _Fast) and layer.per_step]
+        stepwise = [path for path, layer in layers if isinstance(layer, _BatchNormBase) and layer.per_step]
         if stepwise:
             warnings.warn(
                 f"accumulate: {stepwise[0]} keeps statistics for every time step, which each micro-batch updates, as "
@@ -142,7 +142,7 @@ class accumulate:
                 )
         self._state = "open already"
         for _, layer in layers:
-            name = "update" if isinstance(layer, _Fast) else "track_running_stats"
+            name = "update" if isinstance(layer, _BatchNormBase) else "track_running_stats"
             old = getattr(layer, name)
             self._switches.append((layer, name, old))
             setattr(layer, name, _HELD)
@@ -161,7 +161,12 @@ class accumulate:
         seen = self._seen
         # Ranks that share their statistics exchange them here, also for a layer that saw nothing on this one.
         for layer, _, old in self._switches:
-            if isinstance(layer, _Fast) and layer.training and old is not False and layer.running_mean is not None:
+            if (
+                isinstance(layer, _BatchNormBase)
+                and layer.training
+                and old is not False
+                and layer.running_mean is not None
+            ):
                 seen.setdefault(layer, AccumulatedMoments())
         layers = [layer for layer, _, _ in self._switches]
         self.discard()
@@ -193,7 +198,7 @@ class accumulate:
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def watch(layer: _BatchNorm, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            if _OPEN.get(layer) is not self:  # a copy that was made inside the block: it is nobody's micro-batch
+            if _OPEN.get(layer) is not self:  # a copy that was made inside the block: it belongs to no block
                 if type(getattr(layer, name)) is int:
                     setattr(layer, name, old)
                 return
@@ -203,7 +208,7 @@ class accumulate:
             if not due or layer.running_mean is None or type(getattr(layer, name)) is not int:
                 return
             x, mask = shown(layer, arguments, keywords)
-            if isinstance(layer, _Fast) and layer.one_value == "running" and layer._has_one_value(x, mask):
+            if isinstance(layer, _BatchNormBase) and layer.one_value == "running" and layer._has_one_value(x, mask):
                 return
             if not self._seen.setdefault(layer, AccumulatedMoments()).add(x, mask):
                 report_nonfinite(False, getattr(layer, "nonfinite", "reject"), type(layer).__name__)
@@ -217,7 +222,7 @@ def _commit(seen: dict[_BatchNorm, AccumulatedMoments]) -> None:
         mean, var, tracked = layer.running_mean, layer.running_var, layer.num_batches_tracked
         if mean is None or var is None:
             continue
-        whole, _ = of_everybody(layer, all_of_it)
+        whole, _ = of_all_ranks(layer, all_of_it)
         if int(whole.count) < 2:
             continue
         momentum = layer.momentum
@@ -228,18 +233,18 @@ def _commit(seen: dict[_BatchNorm, AccumulatedMoments]) -> None:
             tracked.add_(moved)
 
 
-def of_everybody(layer: _BatchNorm, seen: AccumulatedMoments) -> tuple[Moments, float]:
+def of_all_ranks(layer: _BatchNorm, seen: AccumulatedMoments) -> tuple[Moments, float]:
     """Return the moments and the number of examples, those of all processes if the layer shares its statistics.
 
     >>> seen = AccumulatedMoments()
-    >>> of_everybody(nn.BatchNorm1d(1), seen)[1], seen.add(torch.tensor([[0.0], [2.0]]))
+    >>> of_all_ranks(nn.BatchNorm1d(1), seen)[1], seen.add(torch.tensor([[0.0], [2.0]]))
     (0.0, True)
-    >>> of_everybody(nn.BatchNorm1d(1), seen)[1]
+    >>> of_all_ranks(nn.BatchNorm1d(1), seen)[1]
     2.0
     """
     zeros = torch.zeros(layer.num_features, dtype=torch.float64)
     own = seen.moments or Moments(zeros.new_zeros(()), zeros, zeros)
-    whole = layer._of_all(own) if isinstance(layer, _Fast) else own
+    whole = layer._of_all(own) if isinstance(layer, _BatchNormBase) else own
     if not seen.count:  # how many values an example has, only the others know
         return whole, float(whole.count)
     return whole, seen.examples * float(whole.count) / seen.count

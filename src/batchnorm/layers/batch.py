@@ -37,8 +37,8 @@ class Tensors(NamedTuple):
     batches: Tensor | None = None  # may be counted up on the way
 
 
-class _Fast(Checked, _BatchNorm):
-    """What the three layers share; the classes below only say how many dimensions an input has.
+class _BatchNormBase(Checked, _BatchNorm):
+    """Base of the batch norm layers; the classes below only set how many dimensions an input has.
 
     The additions are class attributes with torch's behaviour as their default, so that a layer unpickled from an
     older version, or a torch layer whose ``__class__`` was exchanged, has them too.
@@ -135,8 +135,8 @@ class _Fast(Checked, _BatchNorm):
         is zero in the output.
         """
         # The plain case all at once, in C; it answers None to any other, and all that follows is for those.
-        if mask is None and not _tracing_bytecode() and call.short is not None:
-            done: Tensor | None = call.short.layer(self, input, residual)
+        if mask is None and not _tracing_bytecode() and call.compiled is not None:
+            done: Tensor | None = call.compiled.layer(self, input, residual)
             if done is not None:
                 return done
         if isinstance(input, Proxy):  # torch.fx is tracing: be one node of the graph, as torch's own layers are
@@ -186,7 +186,7 @@ class _Fast(Checked, _BatchNorm):
         def __call__(self, input: Tensor, residual: Tensor | None = None, mask: Tensor | None = None) -> Tensor: ...
 
     def _refused(self, finite: Tensor | bool = False) -> None:
-        """Say that the running statistics do not have this batch, if so it is."""
+        """Report that the running statistics were not updated by this batch, if so."""
         report_nonfinite(finite, self.nonfinite, type(self).__name__)
 
     def _apply_to(
@@ -236,11 +236,11 @@ class _Fast(Checked, _BatchNorm):
         return self.weight, self.bias, self.running_mean, self.running_var, of_batches
 
     def _shares(self) -> bool:
-        """Whether other processes have a part in this layer's statistics."""
+        """Whether this layer's statistics are shared with other processes."""
         return False
 
     def _of_all(self, local: Moments) -> Moments:
-        """Merge moments that were taken here with those of everybody who shares the batch."""
+        """Merge local moments with those of the other processes that share the batch."""
         return local
 
     def _groups(self, x: Tensor) -> int:
@@ -309,7 +309,7 @@ class _Fast(Checked, _BatchNorm):
         return ", ".join([torchs, *added])
 
 
-class BatchNorm1d(_Fast, nn.BatchNorm1d):
+class BatchNorm1d(_BatchNormBase, nn.BatchNorm1d):
     """Drop-in for ``torch.nn.BatchNorm1d``: inputs (N, C) and (N, C, L).
 
     >>> layer = BatchNorm1d(3, activation="relu")
@@ -333,7 +333,7 @@ class BatchNorm1d(_Fast, nn.BatchNorm1d):
     dimensions = (2, 3)
 
 
-class BatchNorm2d(_Fast, nn.BatchNorm2d):
+class BatchNorm2d(_BatchNormBase, nn.BatchNorm2d):
     """Drop-in for ``torch.nn.BatchNorm2d``: inputs (N, C, H, W), contiguous or channels_last.
 
     >>> layer = BatchNorm2d(3, activation="relu")
@@ -346,7 +346,7 @@ class BatchNorm2d(_Fast, nn.BatchNorm2d):
     dimensions = (4,)
 
 
-class BatchNorm3d(_Fast, nn.BatchNorm3d):
+class BatchNorm3d(_BatchNormBase, nn.BatchNorm3d):
     """Drop-in for ``torch.nn.BatchNorm3d``: inputs (N, C, D, H, W), contiguous or channels_last_3d.
 
     >>> layer = BatchNorm3d(3)
@@ -360,7 +360,7 @@ class BatchNorm3d(_Fast, nn.BatchNorm3d):
 
 
 # Ours for each of torch's.
-OURS: dict[type[nn.Module], type[_Fast]] = {
+OURS: dict[type[nn.Module], type[_BatchNormBase]] = {
     nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d,

@@ -14,7 +14,7 @@ from batchnorm.checks import check_dtypes, check_tensors
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels.fallback import activate
 from batchnorm.kernels.storage import check_memory
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.checked import Checked
 from batchnorm.layers.options import Activation, FinishOptions
 
@@ -268,7 +268,7 @@ class ChannelAffine(PerChannel):
         return self._affine(wide(input))
 
 
-class BatchNorm(_Fast):
+class BatchNorm(_BatchNormBase):
     """Batch norm that takes any number of position axes; see `BatchNorm1d` for the rest.
 
     >>> layer = BatchNorm(3)
@@ -343,7 +343,7 @@ class InstanceNorm3d(InstanceNorm, nn.InstanceNorm3d):
 
 
 class Activated(Finish):
-    """A norm of somebody else's, with an activation behind it; its parameters are under ``norm.``.
+    """Any norm followed by an activation; the norm's parameters are under ``norm.``.
 
     >>> Activated(nn.GroupNorm(2, 4), activation="relu")(torch.randn(3, 4, 2)).min()
     tensor(0., grad_fn=<MinBackward1>)

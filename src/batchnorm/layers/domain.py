@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from batchnorm.checks import check_model, check_names
 from batchnorm.errors import BatchNormError
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.options import DomainOptions
 from batchnorm.layers.switches import Switches
 
@@ -23,7 +23,7 @@ AFFINE = get_args(Affine)
 Domains = str | Sequence["str | int"] | Tensor
 
 
-class OneDomain(_Fast):
+class OneDomain(_BatchNormBase):
     """The statistics of one domain: a BatchNorm for inputs of any dimensions.
 
     >>> OneDomain(3)(torch.randn(4, 3, 2)).shape
@@ -238,7 +238,7 @@ add_domain
         return {name: rows for name, rows in found.items() if rows}
 
     def _check_group(self, name: str, count: int, input: Tensor) -> None:
-        """Refuse a lonely example before any domain's statistics move."""
+        """Raise for a lonely example before any domain's statistics move."""
         layer = self._of(name)
         from_batch = layer.training if layer.statistics == "auto" else layer.statistics == "batch"
         if from_batch and layer.one_value == "raise" and count * input[0, 0].numel() == 1:

@@ -10,11 +10,11 @@ from typing_extensions import Unpack
 
 from batchnorm.errors import BatchNormError
 from batchnorm.kernels.fallback import activate
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.options import Activation, BiasOption
 
 
-class FrozenBatchNorm(_Fast):
+class FrozenBatchNorm(_BatchNormBase):
     """Normalise with fixed statistics, gamma and beta, in training too; for inputs (N, C, ...) of any dimensions.
 
     >>> layer = FrozenBatchNorm(3)
@@ -127,7 +127,7 @@ class FrozenBatchNorm(_Fast):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
-        """Show what is not told by the class's name.
+        """Show the settings that the class's name does not imply.
 
         >>> FrozenBatchNorm(2, activation="relu").extra_repr()
         "2, eps=1e-05, affine=True, activation='relu'"

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from batchnorm.layers.batch import Tensors, _Fast
+from batchnorm.layers.batch import Tensors, _BatchNormBase
 from batchnorm.layers.checked import SWITCHES, one_of, whole
 from batchnorm.layers.options import BatchNormOptions
 
 
-class GhostBatchNorm(_Fast):
+class GhostBatchNorm(_BatchNormBase):
     """Normalise virtual batches of about ``virtual_batch_size`` samples each (Hoffer et al. 2017).
 
     >>> import torch
@@ -32,7 +32,7 @@ class GhostBatchNorm(_Fast):
 
     virtual_batch_size: int = 32
     switches: ClassVar = {**SWITCHES, "virtual_batch_size": whole}
-    additions = (*_Fast.additions, "virtual_batch_size")
+    additions = (*_BatchNormBase.additions, "virtual_batch_size")
 
     def __init__(self, num_features: int, virtual_batch_size: int = 32, **options: Unpack[BatchNormOptions]) -> None:
         super().__init__(num_features, **options)
@@ -42,7 +42,7 @@ class GhostBatchNorm(_Fast):
         return max(1, x.shape[0] // self.virtual_batch_size)
 
 
-class SplitBatchNorm(_Fast):
+class SplitBatchNorm(_BatchNormBase):
     """Split every batch into ``splits`` parts with statistics of their own; gamma and beta are shared.
 
     >>> import torch
@@ -62,7 +62,7 @@ class SplitBatchNorm(_Fast):
     splits: int = 2
     shuffle: bool = False
     switches: ClassVar = {**SWITCHES, "splits": whole, "shuffle": one_of(True, False)}
-    additions = (*_Fast.additions, "splits", "shuffle")
+    additions = (*_BatchNormBase.additions, "splits", "shuffle")
 
     def __init__(
         self, num_features: int, splits: int = 2, shuffle: bool = False, **options: Unpack[BatchNormOptions]

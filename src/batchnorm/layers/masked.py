@@ -12,11 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.checks import check_model
 from batchnorm.errors import BatchNormError
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.domain import DomainBatchNorm
 
 
-class MaskedBatchNorm(_Fast):
+class MaskedBatchNorm(_BatchNormBase):
     """Batch norm of the positions that count, for inputs (N, C, ...) of any number of dimensions.
 
     >>> import torch
@@ -70,15 +70,15 @@ def use_mask(model: nn.Module, mask: Tensor | Callable[[Tensor], Tensor]) -> Ite
     So a network need not hand the mask on: one that is written once runs with every brick of `make_norm`. It serves all
     batch norms of this package; norms that do not look across examples do what they always do. Where the number of
     positions changes on the way (strides), give a function that takes a layer's input and returns its mask:
-    ``use_mask(model, lambda x: lengths * x.shape[-1] // longest)``. Torch's own batch norms count padding and cannot be
-    told, so a model with one of them is refused: ``convert(model, "masked")`` makes them ours.
+    ``use_mask(model, lambda x: lengths * x.shape[-1] // longest)``. Torch's own batch norms count padding and take no
+    mask, so a model with one of them is refused: ``convert(model, "masked")`` makes them ours.
     """
     check_model(model, "use_mask")
     layers = []
     for path, layer in model.named_modules():
-        if isinstance(layer, _Fast | DomainBatchNorm) and "mask" in signature(layer.forward).parameters:
+        if isinstance(layer, _BatchNormBase | DomainBatchNorm) and "mask" in signature(layer.forward).parameters:
             layers.append(layer)
-        elif isinstance(layer, _BatchNorm) and not (isinstance(layer, _Fast) and layer.per_step):
+        elif isinstance(layer, _BatchNorm) and not (isinstance(layer, _BatchNormBase) and layer.per_step):
             raise BatchNormError(
                 f"{path or 'the model'} is a {type(layer).__name__}, which takes no mask",
                 where="use_mask",

@@ -23,7 +23,7 @@ States = tuple[Tensor, ...]
 class Recurrent(Switches):
     """What cells and layers share: parameters by torch's names, their normalisers, and a walk through the steps.
 
-    A cell has one set of them, a layer one for each depth and direction, told apart by a suffix (``_l0_reverse``).
+    A cell has one set of them, a layer one for each depth and direction, distinguished by a suffix (``_l0_reverse``).
     """
 
     gates: int
@@ -55,7 +55,7 @@ class Recurrent(Switches):
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Draw weights and biases anew, as torch does, and reset the normalisers.
+        """Initialise weights and biases as torch does, and reset the normalisers.
 
         >>> cell = BatchNormGRUCell(2, 4)
         >>> cell.reset_parameters()
@@ -124,7 +124,7 @@ class Recurrent(Switches):
         raise NotImplementedError
 
     def _check(self, data: Tensor, what: str) -> None:
-        """Refuse values that are not of this layer's size, dtype or device."""
+        """Raise for values that are not of this layer's size, dtype or device."""
         where, weight = type(self).__name__, getattr(self, f"weight_ih{self.suffixes[0]}")
         if data.shape[-1] != self.input_size:
             raise BatchNormError(
@@ -297,7 +297,7 @@ class BatchNormLSTMCell(LSTMStep, Cell):
     >>> state[0].shape, cell.norm_hh.num_batches_tracked[:9]
     (torch.Size([16, 5]), tensor([1, 1, 1, 1, 1, 1, 1, 0, 0]))
 
-    ``step`` may be left out only where ``hx`` is: that is step 0. Everything else is said at `BatchNormLSTM`.
+    ``step`` may be left out only where ``hx`` is: that is step 0. For everything else see `BatchNormLSTM`.
     """
 
     def forward(
@@ -326,7 +326,7 @@ class BatchNormGRUCell(GRUStep, Cell):
     >>> cell(torch.randn(16, 3), h, step=1).shape
     torch.Size([16, 5])
 
-    ``step`` may be left out only where ``hx`` is: that is step 0. Everything else is said at `BatchNormGRU`.
+    ``step`` may be left out only where ``hx`` is: that is step 0. For everything else see `BatchNormGRU`.
     """
 
     def forward(self, input: Tensor, hx: Tensor | None = None, *, step: int | None = None) -> Tensor:

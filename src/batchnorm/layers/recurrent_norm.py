@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import normalize
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.options import NonFinite, Statistics
 
 
-class StepBatchNorm(_Fast):
+class StepBatchNorm(_BatchNormBase):
     """Normalise (N, C) values that stand at one time step, with the statistics of that step.
 
     >>> norm = StepBatchNorm(3, max_length=5)

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from batchnorm.checks import check_dimensions, check_tensors
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments, normalize
-from batchnorm.layers.batch import Tensors, _Fast
+from batchnorm.layers.batch import Tensors, _BatchNormBase
 from batchnorm.layers.checked import SWITCHES, function_or, number
 from batchnorm.layers.options import RenormOptions
 from batchnorm.masks import as_mask
@@ -47,7 +47,7 @@ class Ramp:
 Schedule = float | Callable[[Any], Any]
 
 
-class BatchRenorm(_Fast):
+class BatchRenorm(_BatchNormBase):
     """Batch Renormalization (Ioffe 2017), for inputs (N, C, ...) of any number of dimensions.
 
     >>> import torch
@@ -61,7 +61,7 @@ class BatchRenorm(_Fast):
     r and d. In evaluation this is batch norm.
 
     ``rmax`` and ``dmax`` are numbers, or functions of the number of batches seen so far (compiled, under function
-    transforms, or on another device than a CPU, of a tensor with that number, so that nobody has to wait for it); by
+    transforms, or on another device than a CPU, of a tensor with that number, which saves a synchronisation); by
     default the paper's: rmax from 1 at step 5,000 to 3 at 40,000, dmax from 0 at 5,000 to 5 at 25,000, so that it
     begins as batch norm. A short training wants shorter ramps: ``rmax=Ramp(100, 800, 1.0, 3.0)``. The momentum is the
     paper's 0.01. It keeps one thing that differs from the paper: the variance is averaged, not the deviation, as in
@@ -71,7 +71,7 @@ class BatchRenorm(_Fast):
     rmax: Schedule = Ramp(5000, 40000, 1.0, 3.0)
     dmax: Schedule = Ramp(5000, 25000, 0.0, 5.0)
     switches: ClassVar = {**SWITCHES, "rmax": function_or(number(1)), "dmax": function_or(number(0))}
-    additions = (*_Fast.additions, "rmax", "dmax")
+    additions = (*_BatchNormBase.additions, "rmax", "dmax")
 
     def __init__(
         self,

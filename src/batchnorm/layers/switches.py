@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.checks import check_model
 from batchnorm.errors import BatchNormError
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.foreign import Evaluating, hold, is_foreign, keeps_statistics
 
 
@@ -33,7 +33,7 @@ def no_update(model: nn.Module) -> Iterator[nn.Module]:
     check_model(model, "no_update")
 
     def switches(layer: nn.Module) -> dict[str, Any]:
-        if isinstance(layer, _Fast):
+        if isinstance(layer, _BatchNormBase):
             return {"update": False}
         return {"track_running_stats": False} if isinstance(layer, _BatchNorm) else {}
 
@@ -59,7 +59,7 @@ def use_batch_statistics(model: nn.Module) -> Iterator[nn.Module]:
         return layer.training and not isinstance(layer, Evaluating)
 
     def switches(layer: nn.Module) -> dict[str, Any]:
-        if isinstance(layer, _Fast) and not is_foreign(layer):
+        if isinstance(layer, _BatchNormBase) and not is_foreign(layer):
             return {"statistics": "batch"}
         return {} if trains(layer) else from_batch(layer)
 
@@ -74,7 +74,7 @@ def from_batch(layer: nn.Module) -> dict[str, Any]:
     >>> from_batch(nn.BatchNorm1d(2)), from_batch(BatchNorm1d(2))
     ({'training': True, 'track_running_stats': False}, {'statistics': 'batch', 'update': False})
     """
-    if isinstance(layer, _Fast) and not is_foreign(layer):
+    if isinstance(layer, _BatchNormBase) and not is_foreign(layer):
         return {"statistics": "batch", "update": False}
     if isinstance(layer, Evaluating):
         return {"_uses_batch": True}
@@ -128,7 +128,7 @@ def uses(layer: _BatchNorm, training: bool | None = None) -> tuple[bool, bool]:
         return False, False
     training = layer.training if training is None else training
     tracked = layer.running_mean is not None and layer.running_var is not None
-    if isinstance(layer, _Fast):
+    if isinstance(layer, _BatchNormBase):
         auto = layer.statistics == "auto"
         from_batch = (training or not tracked) if auto else layer.statistics == "batch"
         moves = training and layer.track_running_stats if layer.update is None else layer.update
@@ -191,8 +191,8 @@ class Switches(nn.Module):
     def learn(self, value: bool) -> None:
         self._set_all("learn", value)
 
-    def _inside(self) -> dict[str, _Fast]:
-        return {name: layer for name, layer in self.named_children() if isinstance(layer, _Fast)}
+    def _inside(self) -> dict[str, _BatchNormBase]:
+        return {name: layer for name, layer in self.named_children() if isinstance(layer, _BatchNormBase)}
 
     def _set_all(self, switch: str, value: Any) -> None:
         for layer in self._inside().values():
@@ -201,8 +201,8 @@ class Switches(nn.Module):
     def _common(self, switch: str) -> Any:
         values = {name: getattr(layer, switch) for name, layer in self._inside().items()}
         if len(set(values.values())) > 1:
-            told = ", ".join(f"{value!r} in {name}" for name, value in values.items())
+            found = ", ".join(f"{value!r} in {name}" for name, value in values.items())
             raise BatchNormError(
-                f"{switch} is {told}", where=type(self).__name__, do="ask these layers, or set it here for all of them"
+                f"{switch} is {found}", where=type(self).__name__, do="ask these layers, or set it here for all of them"
             )
         return next(iter(values.values()))

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Unpack
 
-from batchnorm.distributed import rollcall
+from batchnorm.distributed import membership
 from batchnorm.distributed.exchange import gather
 from batchnorm.distributed.groups import Held, active, hold
 from batchnorm.distributed.ledger import (
@@ -32,14 +32,14 @@ from batchnorm.distributed.sums import alone, over_ranks
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments as local_moments
 from batchnorm.functional import normalize
-from batchnorm.layers.batch import Tensors, _Fast
+from batchnorm.layers.batch import Tensors, _BatchNormBase
 from batchnorm.layers.options import SwitchOptions
 from batchnorm.moments import Moments, merged, update_running
 
 Result: TypeAlias = tuple[Tensor, Tensor | bool | None]
 
 
-class Synchronised(_Fast):
+class Synchronised(_BatchNormBase):
     """What makes a layer's statistics those of all ranks; `convert` mixes it into layers of other classes."""
 
     _held: Held | None = None
@@ -58,7 +58,7 @@ class Synchronised(_Fast):
     def process_group(self, group: Any) -> None:
         self._held = hold(group, type(self).__name__)
         if dist.is_available() and dist.is_initialized():
-            rollcall.listen()  # a rank may fail before it is in a layer
+            membership.listen()  # a rank may fail before it is in a layer
 
     def _apply_to(
         self, x: Tensor, residual: Tensor | None, held: Tensors, training: bool, momentum: float, mask: Tensor | None
@@ -69,7 +69,7 @@ class Synchronised(_Fast):
         if not training:
             # There is no exchange here; but other ranks may train, wait for this one, and ask where it is.
             if not torch.compiler.is_compiling():
-                rollcall.listen()
+                membership.listen()
                 passed_by(self, EVALUATION)
             return super()._apply_to(x, residual, held, training, momentum, mask)
         return cast(Result, _eagerly("_synchronised")(self, x, residual, held, momentum, mask, group))
@@ -145,7 +145,7 @@ class Synchronised(_Fast):
         return update_running(self.running_mean, self.running_var, whole, momentum)
 
     def _check_channels(self, x: Tensor) -> None:
-        """Refuse before the exchange what would send numbers of another shape than the other ranks'."""
+        """Raise before the exchange if this rank would send another shape than the other ranks."""
         if x.dim() < 2 or x.shape[1] != self.num_features:
             raise BatchNormError(
                 f"expected an input of {self.num_features} channels (dimension 1), got shape {list(x.shape)}",
@@ -185,13 +185,13 @@ class SyncBatchNorm(Synchronised):
 
     Outputs, gradients and running statistics are those of one process that is given the ranks' batches one after the
     other. Ranks may have batches of different sizes, or none (``x[:0]``). Where there is no process group, or one of a
-    single process, it is plain Batch Normalization. It costs one collective forward and one backward (none if no
-    rank's input needs a gradient, as in a network's first layer); see docs/scaling.md.
+    single process, it is plain Batch Normalization. It costs one collective in the forward pass and one in the backward
+    pass (none if no rank's input needs a gradient, as in a network's first layer); see docs/scaling.md.
 
-    Every rank has to run the same synchronised layers in the same order and mode. One that does not is named, with the
-    layer and the step, in a `BatchNormError` on the others, before the group's timeout is over. For that a process
-    keeps a thread that looks into the group's store twice a second and answers where it is. With
-    ``BATCHNORM_ROLLCALL=off`` in the environment there is none, and a rank that does not come is not named.
+    Every rank has to run the same synchronised layers in the same order and mode. If one does not, a `BatchNormError`
+    on the others names it, with the layer and the step, before the group's timeout. For that each process has a thread
+    that reads the group's store twice a second and answers where the process is. With ``BATCHNORM_ROLLCALL=off`` in the
+    environment there is no thread, and errors do not name the missing rank.
 
     gamma and beta get the gradient of the rank's own loss, which DistributedDataParallel averages over the ranks, as it
     does with all parameters: if every rank's loss is the mean over an equal share of the batch, that is the gradient of

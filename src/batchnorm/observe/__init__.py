@@ -1,1 +1,1 @@
-"""Seeing the signal: what flows through a network while it trains, and what its loss looks like around it."""
+"""Observe a network while it trains (``watch``), and measure it at one moment (``probe``)."""

@@ -1,4 +1,4 @@
-"""Where the records of a run go: to every sink, one of which can be read again; what fails is left out, and said."""
+"""Write the records of a run to its sinks. A sink that raises is dropped with a warning, and the run continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = 1.0  # seconds for which logged values may wait to be written
 
 
 class Journal:
-    """The sinks of one run; a sink that raises is closed to the run, which goes on.
+    """The sinks of one run; a sink that raises is dropped, and the run continues.
 
     >>> journal = Journal([], RecordFile("watch", {"stack": ""}, ()), start=0)
     >>> journal.open()
@@ -26,7 +26,7 @@ class Journal:
     >>> [m.samples for m in journal.records().measurements]
     [(2.5,)]
 
-    ``failed`` names what was left out and why; step numbers are only for what is said of a failure.
+    ``failed`` names what was dropped and why; step numbers are only for these messages.
     """
 
     def __init__(self, sinks: list[Sink], header: RecordFile, start: int) -> None:
@@ -36,7 +36,7 @@ class Journal:
         self._written = 0.0
 
     def open(self) -> list[Measurement]:
-        """Open every sink, or none, and return what was there before."""
+        """Open every sink, or none. Returns the records that were there before."""
         there: list[Measurement] = []
         for number, sink in enumerate(self._sinks):
             try:
@@ -50,16 +50,16 @@ class Journal:
         return there
 
     def log(self, measurement: Measurement, value: Any) -> None:
-        """Keep a number that is not read yet: a look at a value of a GPU waits for it."""
+        """Keep a number without reading it, because reading a value on a GPU waits for it."""
         self._logged.append((measurement, value))
 
     @property
     def waits_too_long(self) -> bool:
-        """Whether what was logged should be written now."""
+        """Whether logged values should be written now."""
         return time.monotonic() - self._written > PATIENCE
 
     def write(self, found: list[Measurement], step: int) -> None:
-        """Hand on what was found and what was logged."""
+        """Write records and logged values to the sinks."""
         logged, self._logged = self._logged, []
         found = found + [Measurement(m.quantity, m.setting, (float(value),), m.unit) for m, value in logged]
         self._written = time.monotonic()
@@ -78,9 +78,9 @@ class Journal:
         return self._header if found is None else found
 
     def fail(self, what: str, error: Exception, step: int) -> None:
-        """Leave out what failed, and say so once."""
+        """Disable what failed, and warn once."""
         self.failed[what] = f"{type(error).__name__}: {error}"
-        self.warn(f"watch: {what!r} failed at step {step} and is left out from now on ({self.failed[what]})")
+        self.warn(f"watch: {what!r} failed at step {step} and is disabled from now on ({self.failed[what]})")
 
     def warn(self, text: str) -> None:
         """Warn at the user's own line."""

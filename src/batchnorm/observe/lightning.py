@@ -17,7 +17,7 @@ from batchnorm.trainers import lightning_callback
 
 
 class WatchEvents:
-    """What the callback does, apart from Lightning's class that it is made with.
+    """The methods of the callback, without Lightning's base class.
 
     >>> WatchEvents(every=100).watch is None  # until training begins
     True
@@ -30,11 +30,11 @@ class WatchEvents:
         super().__init__()
         self.watch: run.Watch | None = None
         self._options = options
-        # A wrong option is said now, not when training begins; which layers there are shows only then.
+        # Fail early on invalid options; `layers` can only be checked against the model.
         watch(nn.Identity(), **{name: option for name, option in options.items() if name != "layers"})
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin; a run that is resumed goes on counting where it was."""
+        """Start watching; a resumed run continues its step count."""
         self._end(None)
         if trainer.is_global_zero:
             options = {"start": trainer.global_step, **self._options}

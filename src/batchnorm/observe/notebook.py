@@ -1,4 +1,4 @@
-"""The signal in a notebook: tables with small drawings as inline SVG, every name escaped, light and dark alike."""
+"""Watched runs in a notebook: tables with small inline SVG drawings, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STYLE = 'style="text-align:left"'
 
 
 def html(records: RecordFile) -> str:
-    """Draw what a watch recorded.
+    """Draw the records of a watch as HTML.
 
     >>> "&lt;b&gt;" in html(RecordFile("watch", {}, (Measurement("mean", {"step": 0, "layer": "<b>"}, (0.0,)),)))
     True

@@ -1,4 +1,4 @@
-"""Where a model is looked at. The rule is in ``places``."""
+"""Select the layers to observe; `places` has the rule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAKERS: dict[type[nn.Module], str] = {nn.Linear: "linear", nn.Bilinear: "linear"
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """One end of one module: what it is called in the records, where it is, what kind, its input or its output.
+    """The input or output of one module: its name in the records, its path, and its kind.
 
     >>> Place("bn1", "bn1", nn.BatchNorm1d(3), "batch norm", "input").at
     'input'
@@ -41,7 +41,7 @@ class Place:
 
 
 def places(model: nn.Module, layers: Layers = None, where: str = "watch") -> list[Place]:
-    """Return the places at which the signal of a model is looked at.
+    """Return the places at which the signal of a model is recorded.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Sigmoid())
     >>> [(place.layer, place.at) for place in places(model)]

@@ -11,7 +11,7 @@ OF = ("signal", "weights", "gradients")
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read: the samples, and what the setting should say of them.
+    """The samples of a quantity, and the entries of their setting.
 
     >>> Reading((0.5,)).setting
     {}

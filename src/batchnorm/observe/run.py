@@ -1,4 +1,4 @@
-"""A training run that is watched: when to look, and what to read."""
+"""A training run under ``watch``: when to sample, and what to record."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Watch:
             self._write()
 
     def step(self) -> None:
-        """Say that a step is done, in a loop without a torch optimiser.
+        """Mark the end of a step, in a loop without a torch optimiser.
 
         >>> seen.step()  # doctest: +SKIP
         """
@@ -109,7 +109,7 @@ class Watch:
         self._after()
 
     def go_to(self, step: int) -> None:
-        """Go on counting from another step, for a run that jumps.
+        """Continue counting from another step.
 
         >>> seen.go_to(1000)  # doctest: +SKIP
         """
@@ -128,12 +128,12 @@ class Watch:
 
     @property
     def failed(self) -> dict[str, str]:
-        """What was left out, and why."""
+        """What was disabled after an error, and why."""
         return self._journal.failed
 
     @property
     def running(self) -> bool:
-        """Whether this is between its beginning and its end."""
+        """Whether the run has started and not ended."""
         return self._state == "running"
 
     def show(self, console: Any = None) -> None:
@@ -196,7 +196,7 @@ class Watch:
     # ---- when to look
 
     def _arm(self) -> None:
-        """Put the hooks on, if this step is one to be looked at."""
+        """Add the hooks if this step is sampled."""
         if self.steps % self._every or self._sampling:
             return
         self._sampling, self._seen, self._gradients_due = True, False, False
@@ -237,7 +237,7 @@ class Watch:
             self._made = []
 
     def _now(self, module: nn.Module) -> bool:
-        """Whether what a module is doing is to be recorded: not a second call, a validation or a recomputation."""
+        """Whether this call is to be recorded: not a second call, a validation or a recomputation."""
         if self._seen or in_backward() or torch._C._are_functorch_transforms_active():
             return False
         return self._trains if self._inside else torch.is_grad_enabled() and module.training
@@ -251,7 +251,7 @@ class Watch:
             self._after()
 
     def _owns(self, optimizer: Optimizer) -> bool:
-        """Whether this optimiser's steps are the ones that count: the given one, or the first that is found."""
+        """Whether this optimiser's steps are counted: the given one, or the first that steps."""
         if not self._optimizers and any(id(p) in self._params for g in optimizer.param_groups for p in g["params"]):
             self._optimizers = (optimizer,)
         return bool(self._optimizers) and optimizer is self._optimizers[0]
@@ -349,7 +349,7 @@ class Watch:
         return {**setting, "stack": self._stack} if self._stack else setting
 
     def _write(self, whole_step: bool = False) -> None:
-        """Hand on what was logged, and a step that is complete."""
+        """Write logged values, and the records of a completed step."""
         found: list[Measurement] = []
         if whole_step:
             found = [m for own in self._signals.values() for m in own] + self._others

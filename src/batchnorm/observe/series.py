@@ -1,4 +1,4 @@
-"""Records put in order for whoever draws them: networks, their layers, and the series of each quantity."""
+"""Records sorted for drawing: networks, their layers, and the series of each quantity."""
 
 from __future__ import annotations
 

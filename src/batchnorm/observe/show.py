@@ -1,4 +1,4 @@
-"""The signal on a terminal: tables with sparklines, made from records by pure functions."""
+"""Watched runs on a terminal: tables with sparklines, made from records by pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where records go: memory, a file of lines, TensorBoard."""
+"""Sinks for records: memory, a file of lines, TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ To = Any  # a path, a SummaryWriter, a sink, or several
 
 
 class Sink(Protocol):
-    """What takes records; ``readable``: and can give them back."""
+    """A destination of records. ``readable`` says whether `records` can return them."""
 
     readable: bool
 
     def open(self, header: RecordFile, stack: str, start: int) -> tuple[Measurement, ...]:
-        """Begin, and return what is there already: the records of ``stack`` from step ``start`` on are to come anew."""
+        """Open the sink. Returns its records; those of ``stack`` from step ``start`` on will be written again."""
 
     def write(self, measurements: Sequence[Measurement]) -> None:
         """Take some records: those of one step, or what was logged since."""
@@ -66,7 +66,7 @@ class Memory:
         return _with(self._header, self._taken)
 
     def close(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
 
 class JsonLines:
@@ -232,7 +232,7 @@ def histogram_bins(measurement: Measurement) -> tuple[list[float], list[float]]:
 
 
 def sinks_of(to: To) -> list[Sink]:
-    """Make sinks of what a user gives.
+    """Return the sinks for what the user gave.
 
     >>> [type(sink).__name__ for sink in sinks_of("run.jsonl")]
     ['JsonLines']
@@ -253,7 +253,7 @@ def sinks_of(to: To) -> list[Sink]:
 
 
 def _stays(measurements: Iterable[Measurement], stack: str, start: int) -> list[Measurement]:
-    """What does not come anew: other stacks, and steps before the start."""
+    """Whether a record stays when a run is continued: other stacks, and steps before the start."""
     return [m for m in measurements if m.setting.get("stack", "") != stack or m.setting.get("step", 0) < start]
 
 

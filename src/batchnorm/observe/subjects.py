@@ -1,4 +1,4 @@
-"""What a quantity is measured of: a signal on its way through a layer, or the weights of one."""
+"""The inputs of quantities: the signal of a layer, or its weights."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 @lru_cache(maxsize=64)
 def sampled_places(count: int, most: int = SAMPLE) -> Tensor | None:
-    """Which of ``count`` values are looked at, by number; None: all.
+    """Return which of ``count`` values are sampled, by index; None means all.
 
     >>> sampled_places(10), sampled_places(10, most=4)
     (None, tensor([0, 7, 4, 1]))
 
     The steps between them are of the golden ratio of the whole, and share no divisor with it: every channel, row and
-    example gets its turn, and no value comes twice. Nothing is drawn at random, so nobody's random numbers change.
+    example gets its turn, and no value comes twice. Nothing is drawn at random, so no random generator is advanced.
     """
     if count <= most:
         return None

@@ -1,4 +1,4 @@
-"""``watch``: the signal of a network while it trains, sampled, through hooks that are there only in those steps."""
+"""``watch``: sample the signals of a network while it trains, with hooks only in the sampled steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def watch(
     bins: int = BINS,
     start: int = 0,
 ) -> Watch:
-    """Record what flows through a network while it trains: ``with watch(model) as seen:`` around any loop.
+    """Record the signals of a network while it trains: ``with watch(model) as seen:`` around any loop.
 
     >>> import torch
     >>> _ = torch.manual_seed(0)
@@ -53,8 +53,8 @@ def watch(
     >>> sorted({m.setting["layer"] for m in seen.records.measurements if m.quantity == "percentiles"})
     ['1', '2', '3']
 
-    **What is looked at** is a signal where it arrives: at the input of activation modules and of BN layers; and the
-    output of linear, convolutional and BN layers that none of those takes directly (see `batchnorm.observe.places`).
+    **Where:** at the inputs of activation modules and of BN layers, and at the outputs of linear, convolutional and
+    BN layers that none of those reads directly (see `batchnorm.observe.places`).
     ``layers`` selects by path or pattern, and gives names: ``{"layer 1": "net.1"}``. ``quantities`` are all by default;
     `batchnorm.observe.quantities.QUANTITIES` is the table, with one page for each.
 
@@ -67,12 +67,12 @@ def watch(
     **Histograms** of a layer have the same bins throughout: those of ``range``, or chosen at the first record (see
     `batchnorm.observe.quantities.histogram`).
 
-    **Where to:** ``to`` is a path (a file of JSON lines, which can be read while it grows: `batchnorm.records.read`), a
-    ``SummaryWriter``, a sink of `batchnorm.observe.sinks`, or a list; by default memory. ``stack`` tells several
-    networks in one file apart. ``seen.records`` is everything so far, ``seen.show()`` prints it, a notebook draws it.
+    **Output:** ``to`` is a path (a file of JSON lines, which can be read while it grows: `batchnorm.records.read`), a
+    ``SummaryWriter``, a sink of `batchnorm.observe.sinks`, or a list; by default memory. ``stack`` names the network,
+    for several in one file. ``seen.records`` is everything so far, ``seen.show()`` prints it, a notebook draws it.
 
-    The training is not changed: not its numbers, its random states, modes or hooks. A quantity or a file that fails is
-    warned of and left out from then on; the training goes on.
+    The training is not changed: not its numbers, its random states, modes or hooks. A quantity or a file that fails
+    warns and is disabled from then on; the training continues.
     """
     check_hookable(model, _HERE)
     for name, number, least in (("every", every, 1), ("bins", bins, 1), ("start", start, 0)):

@@ -16,8 +16,8 @@ from batchnorm.report.stored import checked_section
 def figures_of(records: RecordFile) -> Iterator[Section]:
     """Draw every figure that the records of a command have; records without any become a table.
 
-    >>> [section.title for section in figures_of(RecordFile("nobody's", {}, ()))]
-    ["Records of nobody's"]
+    >>> [section.title for section in figures_of(RecordFile("unknown", {}, ()))]
+    ['Records of unknown']
     """
     sections = [_drawn(draw, records) for draw in functions_of(records.command)]
     drawn = [section for section in sections if section is not None]
@@ -37,7 +37,7 @@ def _drawn(draw: Draw, records: RecordFile) -> Section | None:
 def functions_of(command: str) -> tuple[Draw, ...]:
     """Return the functions that draw the records of a command, importing the module they are registered by.
 
-    >>> functions_of("nobody's")
+    >>> functions_of("unknown")
     ()
     """
     drawing = drawing_of(command)

@@ -76,14 +76,14 @@ def facts(run: Run) -> list[tuple[str, str]]:
     >>> facts(Run("x", RecordFile("bench", {"threads": 2}, (), machine={"cores": 2})))
     [('command', 'batchnorm bench'), ('cores', '2'), ('threads', '2')]
     """
-    told = [("command", f"batchnorm {run.records.command}")]
-    told += [(str(key), str(value)) for key, value in run.records.machine.items()]
+    found = [("command", f"batchnorm {run.records.command}")]
+    found += [(str(key), str(value)) for key, value in run.records.machine.items()]
     for key, value in run.records.configuration.items():
         if isinstance(value, dict):
-            told += [(str(inner), _said(item)) for inner, item in value.items()]
+            found += [(str(inner), _said(item)) for inner, item in value.items()]
         elif not isinstance(value, (list, tuple)) or len(value) <= 8:
-            told.append((str(key), _said(value)))
-    return told
+            found.append((str(key), _said(value)))
+    return found
 
 
 def _said(value: Any) -> str:

@@ -1,1 +1,1 @@
-"""Verbs on whole models: each returns a changed copy and says what it changed."""
+"""Verbs on whole models: each returns a changed copy and a report of the changes."""

@@ -31,7 +31,7 @@ from batchnorm.transforms.verify import check_arguments, verify
 
 Loss = Callable[[Any], Tensor]
 _FUSED, _FOLDED = "fused", "folded"
-_NO_GAIN = Report(left={"": "with this example on this machine, nothing that was tried is surely faster"})
+_NO_GAIN = Report(left={"": "with this example on this machine, nothing that was tried is reliably faster"})
 
 
 @in_stages
@@ -48,7 +48,7 @@ def accelerate(
     compile: bool = False,
     progress: bool | None = None,
 ) -> tuple[nn.Module, Acceleration]:
-    """Return a copy that is faster on this CPU, and by how much: for training, or in evaluation mode for inference.
+    """Return a faster copy for this CPU and a report of the speedup: for training or, in evaluation mode, inference.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU())
     >>> faster, report = accelerate(model, torch.randn(4, 3, 16, 16), steps=2, seconds=0)
@@ -62,22 +62,22 @@ def accelerate(
 
     **Training.** `batchnorm.fuse` makes a fused copy. Then training steps (forward, backward, SGD) of copies are timed
     with the example: the model as it was, fused, and if it has convolutions, both in the other memory layout. ``loss``
-    maps the model's output to a scalar (default: the mean square of all that it returns). Optimizers that are given
-    go over to the copy, with groups and state.
+    maps the model's output to a scalar (default: the mean square of all outputs). Optimizers that are given
+    move to the copy, with groups and state.
 
-    **Inference**, for a model in evaluation mode. `batchnorm.fold` makes an inference network, and our layers take the
-    place of BN layers that cannot be folded. Forward passes without gradients are timed: the model as it was, folded,
+    **Inference**, for a model in evaluation mode. `batchnorm.fold` makes an inference network, and our layers
+    replace BN layers that cannot be folded. Forward passes without gradients are timed: the model as it was, folded,
     and folded in the other memory layout; with ``compile=True`` also each of the folded ones after ``torch.compile``.
 
-    The ways take turns, and each run is compared with the neighbouring one of the model as it was. A way counts as
-    faster if three quarters of its runs were, and more of them than chance explains (a sign test at 2 %, shared by the
-    ways). The one with the largest median ratio is returned; if none is faster beyond noise, a copy of the model as it
-    was. The weights carry the layout, so inputs need not be converted. The report has all the times, and the
-    certificates of the model that is returned.
+    The variants run in turns, and each run is compared with the neighbouring run of the original model. A variant
+    counts as faster if three quarters of its runs were, and more than chance explains (a sign test at 2 %, shared by
+    the variants). The one with the largest median ratio is returned; if none is faster beyond noise, a copy of the
+    original model. The weights carry the layout, so inputs need not be converted. The report has all times, and the
+    certificates of the returned model.
 
-    ``steps`` of each are timed, and more while ``seconds`` are not over; fewer than eight show nothing. Give an example
-    of the size that you use: what is faster depends on it. ``progress``: after two seconds a line on stderr says what
-    is being measured; by default, on a terminal.
+    At least ``steps`` of each are timed, and more until ``seconds`` have passed; fewer than eight show nothing. Give an
+    example of the size that you use, because the fastest variant depends on it. ``progress``: after two seconds a line
+    on stderr says what is being measured; by default, on a terminal.
     """
     check_arguments(model, forward, tolerance, "accelerate")
     check_changeable(model, "accelerate")
@@ -147,7 +147,7 @@ def _for_inference(
     seconds: float,
     compiled: bool,
 ) -> tuple[nn.Module, Acceleration]:
-    """Time forward passes of the folded model, in both layouts, eager and if asked compiled."""
+    """Time forward passes of the folded model in both layouts, eager and, if asked for, compiled."""
     folded, report = fold(model, example, forward=forward, tolerance=tolerance)
     if report.left:  # our layers are faster than torch's, and take in what follows them
         folded, fused = fuse(folded, example, forward=forward, tolerance=tolerance)
@@ -191,7 +191,7 @@ def _certificates(
     forward: Forward | None,
     tolerance: float | None,
 ) -> tuple[Certificate, Certificate | None]:
-    """Compare outputs and gradients; the ``twin`` is the model as it was, in the memory layout of the changed one."""
+    """Compare outputs and gradients. ``twin`` is the original model in the memory layout of the changed one."""
     before = copy_model(model)
     with untouched(changed):
         outputs = verify(
@@ -208,7 +208,7 @@ def _certificates(
 
 
 def mean_square(output: Any) -> Tensor:
-    """Return the mean square of all numbers of an output: a loss for when any will do.
+    """Return the mean square of an output: a stand-in for a loss.
 
     >>> mean_square({"a": torch.tensor([1.0, 3.0])})
     tensor(5.)

@@ -1,4 +1,4 @@
-"""``adapt``: fit a trained model's BN layers to the data it meets, without labels, and with a way back."""
+"""``adapt``: fit a trained model's BN layers to the data it meets, without labels, and reversibly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchnorm.calling import batch_forward
 from batchnorm.errors import BatchNormError, BatchNormWarning, NonFiniteBatch
 from batchnorm.graph import check_forward, check_shapes
-from batchnorm.layers.accumulate import AccumulatedMoments, of_everybody
+from batchnorm.layers.accumulate import AccumulatedMoments, of_all_ranks
 from batchnorm.optim import Optimizers
 from batchnorm.records import Change, Report
 from batchnorm.transforms.changed import Changed
@@ -42,7 +42,7 @@ SORTED = 0.1
 
 
 class Adapted(Measured):
-    """What `adapt` did, and the way back.
+    """What `adapt` did; restores the model when asked.
 
     >>> model, adapted = adapt(nn.Sequential(nn.BatchNorm1d(2)).eval(), [torch.randn(64, 2) + 3])
     >>> with adapted:  # the model is adapted here, and as it was afterwards
@@ -112,7 +112,7 @@ def adapt(
     When not to: in a stream sorted by class (or by anything else that features show) the moments of a batch carry the
     class. Normalising by them takes it out, so "entropy" learns from spoilt predictions, and statistics of a part of
     the stream fit only the classes it has; those of a whole stream are right only if it is the mixture to be met.
-    `BatchNormWarning` says so when batches differ from one another by more than chance. With one batch nobody can tell.
+    A `BatchNormWarning` is issued if batches differ by more than chance, which takes at least two of them.
     """
     check_shapes(model, "adapt")
     check_changeable(model, "adapt", inplace=inplace)
@@ -159,7 +159,7 @@ def _observe(
     lr: float,
     progress: bool,
 ) -> dict[_BatchNorm, _ExampleMoments]:
-    """Show the model all batches, and return what each layer saw (in the last step of each batch)."""
+    """Run the model on all batches. Returns the moments of each layer's input (in the last step of each batch)."""
     model, seen = adapted.model, {layer: _ExampleMoments() for _, layer in layers}
     learning = [p for layer in seen for p in (layer.weight, layer.bias) if p is not None]
     learning = list({id(p): p for p in learning}.values())
@@ -194,7 +194,7 @@ def _observe(
 
 
 class _ExampleMoments:
-    """What one layer saw: its moments, and those of its examples, to tell a shuffled stream from a sorted one."""
+    """The moments of one layer's input and of its examples, which show whether a stream is shuffled or sorted."""
 
     def __init__(self) -> None:
         self.all = AccumulatedMoments()
@@ -206,7 +206,7 @@ class _ExampleMoments:
     def add(self, x: Tensor, mask: Tensor | None) -> bool:
         if not self.all.add(x, mask):
             return False
-        if mask is None:  # of padded batches nobody asks whether they are sorted
+        if mask is None:  # padded batches are not tested for being sorted
             means = x.detach().double() if x.dim() == 2 else x.detach().mean([*range(2, x.dim())], dtype=torch.float64)
             self.within = self.within.to(means) + means.var(0, correction=0) * len(means)
             self.examples.add(means)
@@ -240,7 +240,7 @@ def _write(
 ) -> Report:
     changes: list[Change] = []
     for path, layer in layers:
-        moments, examples = of_everybody(layer, seen[layer].all)
+        moments, examples = of_all_ranks(layer, seen[layer].all)
         if not examples:
             left[path] = "these batches did not reach it"
             continue

@@ -1,4 +1,4 @@
-"""BN with fixed statistics as ``scale * x + shift``, and how convolutions and linear layers take that up."""
+"""BN with fixed statistics as ``scale * x + shift``, and merging that into convolutions and linear layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.channel_norms import Finish
 from batchnorm.layers.domain import OneDomain
 from batchnorm.layers.recompute import has_hooks
@@ -32,7 +32,7 @@ class Affine:
 
     @property
     def finite(self) -> bool:
-        """Whether every number is one.
+        """Whether all values are finite.
 
         >>> Affine(torch.tensor([1.0]), torch.tensor([float("nan")])).finite
         False
@@ -41,7 +41,7 @@ class Affine:
 
 
 def same(a: Affine, b: Affine) -> bool:
-    """Whether two do the same.
+    """Whether two are equal.
 
     >>> same(Affine(torch.ones(2), torch.zeros(2)), Affine(torch.ones(2), torch.zeros(2)))
     True
@@ -51,7 +51,7 @@ def same(a: Affine, b: Affine) -> bool:
 
 @dataclass(frozen=True)
 class New:
-    """New numbers for a layer: nothing is written until all of a fold's are known to be good."""
+    """New parameters for a layer; they are written only when all parameters of a fold are valid."""
 
     layer: nn.Module
     name: str
@@ -60,7 +60,7 @@ class New:
 
 
 class Finished(Finish):
-    """What is left of a fused layer when its normalisation is folded away: the residual and the activation.
+    """The residual and activation of a fused layer whose normalisation was folded away.
 
     >>> Finished(activation="relu")(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
@@ -71,7 +71,7 @@ class Finished(Finish):
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a BN layer: torch's, ours, or a frozen one of the kind that detection models bring along.
+    """Whether a module is a BN layer: torch's, ours, or the frozen class of a detection library.
 
     >>> is_norm(nn.SyncBatchNorm(3)), is_norm(nn.GroupNorm(1, 3))
     (True, False)
@@ -96,7 +96,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def _from_torch(module: nn.Module, name: str, homes: tuple[str, ...] = ("torch.nn.modules.",)) -> bool:
-    """Whether a method is torch's own, and neither a subclass nor somebody's patch replaced it."""
+    """Whether a method is torch's own, not replaced by a subclass or a patch."""
     if name in vars(module):
         return False
     home = next((kind.__module__ for kind in type(module).__mro__ if name in vars(kind)), homes[0])
@@ -130,10 +130,10 @@ def unfit(norm: Any) -> str:
         return f"its class {type(norm).__name__} has a forward of its own"
     if isinstance(norm, OneDomain):
         return "it holds one domain of several, and another may be chosen"
-    if isinstance(norm, _Fast) and norm.statistics == "batch":
-        return "it is told to use the batch's statistics"
-    if isinstance(norm, _Fast) and norm.update:
-        return "it is told to update its statistics in evaluation too"
+    if isinstance(norm, _BatchNormBase) and norm.statistics == "batch":
+        return "it is set to use the batch's statistics"
+    if isinstance(norm, _BatchNormBase) and norm.update:
+        return "it is set to update its statistics in evaluation too"
     if norm.running_mean.dim() != 1:
         return "it has statistics for every time step"
     if is_parametrized(norm):
@@ -144,7 +144,7 @@ def unfit(norm: Any) -> str:
 
 
 def finish_of(norm: Any) -> nn.Module | None:
-    """Return what a BN layer of somebody's own class does after BN, if that is what its submodules do in turn.
+    """Return what a BN layer of a user's class does after BN, if that is to run its submodules in turn.
 
     >>> class BatchNormAct(nn.BatchNorm2d):
     ...     def __init__(self, channels):
@@ -157,7 +157,7 @@ def finish_of(norm: Any) -> nn.Module | None:
       (act): SiLU()
     )
 
-    Whether it is so is measured, in float64, on random numbers: nobody reads the class's source.
+    Whether it is so is measured, in float64, on random numbers: the class's source is not read.
     """
     children = dict(norm.named_children())
     if not children or "forward" in vars(norm):
@@ -249,7 +249,7 @@ def _numbers(t: Tensor | None) -> Tensor | None:
 
 
 def lost_in(new: New) -> str:
-    """Why new numbers do not fit the layer's type; empty if they do.
+    """Why new parameters do not fit the layer's dtype; empty if they do.
 
     >>> lost_in(New(nn.Linear(1, 1).half(), "fc", torch.full((1, 1), 1e6), torch.zeros(1)))
     'the weights of fc would not fit in float16'
@@ -265,7 +265,7 @@ def lost_in(new: New) -> str:
 
 
 def write(new: New) -> None:
-    """Put new numbers into their layer: the same memory where there was some, and a bias where there was none.
+    """Write new parameters into their layer, in place where they exist; add a bias if there is none.
 
     >>> fc = nn.Linear(1, 1, bias=False)
     >>> write(New(fc, "fc", torch.ones(1, 1), torch.ones(1)))

@@ -1,4 +1,4 @@
-"""What ``convert`` knows of single layers: which brick a norm is, and how it becomes another, as the same object."""
+"""Single layers for ``convert``: which brick (kind of norm) a layer is, and changing it in place into another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from batchnorm.layers import channel_norms
-from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
+from batchnorm.layers.batch import BatchNorm1d, BatchNorm2d, BatchNorm3d, _BatchNormBase
 from batchnorm.layers.channel_norms import Finish
 from batchnorm.layers.domain import OneDomain
 from batchnorm.layers.dyt import DyT
@@ -33,7 +33,7 @@ from batchnorm.transforms.synchronise import LAZY, alike, prepared, trial_batch,
 
 # Bricks with the statistics of batches: between them, gamma, beta and statistics are carried over as they are.
 OF_BATCHES = ("batch", "sync", "ghost", "renorm", "frozen", "masked")
-# Of these, every batch is treated alike in training too, as long as nobody else has a part in it.
+# Of these, every batch is treated alike in training too, as long as no other process has a part in it.
 ALIKE = ("batch", "sync", "masked")
 FROZEN = "it is frozen, and nothing of it is the batch's; unfreeze it first"
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
@@ -69,7 +69,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class SeenShape:
-    """What a norm was given in a run: how many axes of positions (None: unknown or several), the fewest positions."""
+    """The shape of a norm's input in a run: axes of positions (None: unknown or several), and the fewest positions."""
 
     dims: int | None = None
     positions: int | None = None
@@ -83,7 +83,7 @@ def kind_of(layer: nn.Module) -> str:
     >>> kind_of(nn.BatchNorm2d(4)), kind_of(nn.GroupNorm(1, 4)), kind_of(nn.Linear(1, 1))
     ('batch', 'layer', '')
 
-    A BN layer of a class of its own counts as "batch".
+    A BN layer of a custom class counts as "batch".
     """
     cls = layer._norm if isinstance(layer, Followed) else type(layer)
     if isinstance(layer, nn.GroupNorm) and cls in _KINDS and layer.num_groups == 1:
@@ -105,7 +105,7 @@ def channels_of(layer: nn.Module) -> int:
 
 
 def unfit(layer: nn.Module, to: str, seen: SeenShape, measured: bool) -> str:
-    """Say why a norm does not become another brick; empty if it does. ``measured``: there are data for statistics.
+    """Return why a norm cannot become another brick; empty if it can. ``measured``: there are data for statistics.
 
     >>> unfit(nn.GroupNorm(2, 4), "batch", SeenShape(), measured=False)
     'a GroupNorm keeps no statistics of batches: give data= to measure them'
@@ -124,13 +124,13 @@ def unfit(layer: nn.Module, to: str, seen: SeenShape, measured: bool) -> str:
     if isinstance(layer, (nn.LayerNorm, nn.RMSNorm)) and (len(layer.normalized_shape) != 1 or not seen.features):
         return f"the {name} normalises the last axes, and a brick has its channels in axis 1"
     if isinstance(layer, (nn.LayerNorm, nn.RMSNorm)) and seen.dims is None:
-        return f"whether the {name}'s last axis is that of the channels, only an example can tell: give one"
+        return f"without an example it is unknown whether the {name}'s last axis is the channels: give one"
     if isinstance(layer, DyT) and layer.channel_axis != 1:
         return f"its channels are axis {layer.channel_axis}, and a brick has them in axis 1"
     if isinstance(layer, FilterResponseNorm) and layer.tau is not None:
-        return "its learned threshold has no place in another norm"
+        return "another norm has no place for its learned threshold"
     if isinstance(layer, _InstanceNorm) and layer.track_running_stats:
-        return "it keeps statistics, and an instance norm that does is another thing in evaluation"
+        return "it keeps running statistics, and such an instance norm computes something else in evaluation"
     if to in OF_BATCHES and not measured:
         return f"a {name} keeps no statistics of batches: give data= to measure them"
     if to == "sync":
@@ -140,7 +140,7 @@ def unfit(layer: nn.Module, to: str, seen: SeenShape, measured: bool) -> str:
 
 def _unfit_of_batches(layer: _BatchNorm, kind: str, to: str) -> str:
     name = type(layer).__name__
-    if isinstance(layer, _Fast) and layer.per_step:
+    if isinstance(layer, _BatchNormBase) and layer.per_step:
         return "it keeps statistics for every time step"
     if isinstance(layer, OneDomain):
         return "it is a part of a DomainBatchNorm, which calls it as batch norm"
@@ -148,16 +148,16 @@ def _unfit_of_batches(layer: _BatchNorm, kind: str, to: str) -> str:
         return f"it is called with a mask, and {to} norm takes none"
     if layer.running_mean is None and to in ("frozen", "none", "renorm"):
         return "it has no running statistics"
-    if isinstance(layer, _Fast) and not isinstance(layer, Followed) and type(layer) not in _KINDS:
+    if isinstance(layer, _BatchNormBase) and not isinstance(layer, Followed) and type(layer) not in _KINDS:
         cls = type(layer)
         names = ("forward", "_apply_to", "_observe", "_groups")
-        if any(getattr(cls, own) is not getattr(_Fast, own) for own in names):
-            return f"{name} is a class of its own, with other ways than batch norm's"
+        if any(getattr(cls, own) is not getattr(_BatchNormBase, own) for own in names):
+            return f"{name} is a custom class that overrides parts of batch norm"
     return ""
 
 
 def _degenerate(channels: int, to: str, seen: SeenShape) -> str:
-    """Say why the values of a sample are too few for a norm that knows nothing else."""
+    """Return why a sample has too few values for a norm without batch statistics."""
     where = "an input of unknown size" if seen.positions is None else f"{seen.positions} position"
     if seen.positions is not None and seen.positions != 1:
         where += "s"
@@ -177,7 +177,7 @@ def _degenerate(channels: int, to: str, seen: SeenShape) -> str:
 
 
 def children_behind(layer: _BatchNorm) -> tuple[str, ...] | str:
-    """Return the children that a BN class of somebody's own runs behind the normalisation, or why that is not all.
+    """Return the children that a user's BN class runs behind the normalisation, or why that is not all.
 
     >>> class NormAct(nn.BatchNorm1d):
     ...     def __init__(self, channels):
@@ -193,10 +193,10 @@ def children_behind(layer: _BatchNorm) -> tuple[str, ...] | str:
     """
     if isinstance(layer, Followed):
         return layer.run_after
-    if type(layer) in _KINDS or isinstance(layer, _Fast):
+    if type(layer) in _KINDS or isinstance(layer, _BatchNormBase):
         return ()
     names = [name for name, _ in layer.named_children()]
-    told = f"{type(layer).__name__} does something else than batch norm followed by the modules in it"
+    reason = f"{type(layer).__name__} does something else than batch norm followed by the modules in it"
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         for shape in trial_shapes(layer):
@@ -205,8 +205,8 @@ def children_behind(layer: _BatchNorm) -> tuple[str, ...] | str:
                     if _runs(layer, order, shape):
                         return tuple(order)
                 except Exception as error:
-                    told = f"{type(layer).__name__} could not be tried on a batch: {type(error).__name__}: {error}"
-    return told
+                    reason = f"{type(layer).__name__} could not be tried on a batch: {type(error).__name__}: {error}"
+    return reason
 
 
 def _runs(layer: _BatchNorm, order: list[str], shape: tuple[int, ...]) -> bool:
@@ -227,24 +227,24 @@ def _runs(layer: _BatchNorm, order: list[str], shape: tuple[int, ...]) -> bool:
 def build(
     layer: nn.Module, to: str, seen: SeenShape, options: dict[str, Any], affine: bool
 ) -> tuple[nn.Module, list[Any]]:
-    """Make the brick for a layer's place, with the layer's settings and fresh tensors; and say what was chosen.
+    """Make the brick that replaces a layer, with its settings and new tensors. Returns it and the settings chosen.
 
     >>> build(nn.BatchNorm2d(8, eps=0.1), "group", SeenShape(2, 16), {}, True)  # doctest: +ELLIPSIS
     (GroupNorm(4, 8, eps=0.1, affine=True...), [('groups', None, '4 of 2 channels, 32 values each')])
     """
     channels = channels_of(layer)
-    told: list[Any] = []
+    chosen: list[Any] = []
     given: dict[str, Any] = {"affine": affine}
     eps = getattr(layer, "eps", None)
     if eps is not None and to not in ("none", "dyt"):
         given["eps"] = eps
-    if isinstance(layer, (_Fast, Finish)):  # these take a residual too, and so must what follows them
+    if isinstance(layer, (_BatchNormBase, Finish)):  # these take a residual too, and so must what follows them
         given |= {"activation": layer.activation or "none", "negative_slope": layer.negative_slope}
     if to in OF_BATCHES and isinstance(layer, _BatchNorm):
         given["momentum"] = layer.momentum
         if to != "frozen":
             given["track_running_stats"] = layer.track_running_stats or layer.running_mean is not None
-            given |= {name: getattr(layer, name) for name in _SWITCHES if isinstance(layer, _Fast)}
+            given |= {name: getattr(layer, name) for name in _SWITCHES if isinstance(layer, _BatchNormBase)}
     if to in OF_BATCHES and given.get("activation") == "none":
         given["activation"] = None
     if to == "rms":
@@ -257,9 +257,9 @@ def build(
         assert layer.running_var is not None
         size = float((layer.running_var.double() + layer.running_mean.double() ** 2).mean())
         given["alpha_start"] = 1 / math.sqrt(size + layer.eps)  # so that the tanh bends where BN's input is large
-        told = [("alpha", None, f"{given['alpha_start']:.3g}")]
+        chosen = [("alpha", None, f"{given['alpha_start']:.3g}")]
     if to == "none" and isinstance(layer, _BatchNorm):
-        told = [("statistics", "running", "in gamma and beta")]
+        chosen = [("statistics", "running", "in gamma and beta")]
     wished = options.get("groups")
     given |= {name: value for name, value in options.items() if name != "groups"}
     if to == "group":
@@ -267,14 +267,14 @@ def build(
         size = channels // groups
         values = "positions not known" if seen.positions is None else f"{size * seen.positions} values each"
         fewer = f" ({wished} wished)" if wished and groups != wished else ""
-        told = [("groups", None, f"{groups} of {size} channels, {values}{fewer}")]
+        chosen = [("groups", None, f"{groups} of {size} channels, {values}{fewer}")]
         given["groups"] = groups
     if to == "layer" and seen.dims == 0:
         seen = SeenShape(None, seen.positions)  # as one group: the same numbers, whatever is given to it later
     new: Any = make_norm(to, channels, _dims(layer, seen), **given)
     if getattr(new, "activation", None) == "none":
         new.activation = None
-    return new, told
+    return new, chosen
 
 
 def _dims(layer: nn.Module, seen: SeenShape) -> int | None:
@@ -287,7 +287,7 @@ def _dims(layer: nn.Module, seen: SeenShape) -> int | None:
 def become(
     layer: nn.Module, new: nn.Module, after: tuple[str, ...] = (), complete: bool = False, like: Tensor | None = None
 ) -> None:
-    """Let a layer be what another is, and stay the object it was: its tensors, hooks, mode, children and owners stay.
+    """Change a layer into another in place: its identity, tensors, hooks, mode, children and owners stay.
 
     >>> layer = nn.BatchNorm2d(4)
     >>> gamma = layer.weight
@@ -332,7 +332,7 @@ def become(
 
 
 def _hand_over(layer: nn.Module, new: nn.Module, name: str, complete: bool) -> None:
-    """Give a gamma or beta to the new layer, as the object it is where it stays a parameter."""
+    """Pass gamma or beta to the new layer, as the same object where it stays a parameter."""
     old: Tensor | None = getattr(layer, name, None)
     if name in new._buffers:
         new._buffers[name] = None if old is None else old.detach()
@@ -343,7 +343,7 @@ def _hand_over(layer: nn.Module, new: nn.Module, name: str, complete: bool) -> N
 
 
 def _fold(layer: _BatchNorm, new: nn.Module) -> None:
-    """Let gamma and beta do what they and the running statistics did."""
+    """Fold the running statistics into gamma and beta."""
     assert layer.running_mean is not None
     assert layer.running_var is not None
     scale = torch.rsqrt(layer.running_var.double() + layer.eps)
@@ -357,7 +357,7 @@ def _fold(layer: _BatchNorm, new: nn.Module) -> None:
 
 
 def plain_again(layer: nn.Module) -> None:
-    """Give a layer that is plain batch norm again the class and the settings it had before it was converted.
+    """Restore the class and settings that a plain batch norm had before it was converted.
 
     >>> layer = nn.BatchNorm2d(4)
     >>> become(layer, GhostBatchNorm(4))
@@ -375,7 +375,7 @@ def plain_again(layer: nn.Module) -> None:
 
 
 def tensors_of(layer: nn.Module) -> tuple[str, str]:
-    """Return the names of what a layer learns and of what it keeps.
+    """Return the names of a layer's parameters and of its buffers.
 
     >>> tensors_of(nn.BatchNorm2d(1))
     ('weight, bias', 'running_mean, running_var, num_batches_tracked')
@@ -384,9 +384,9 @@ def tensors_of(layer: nn.Module) -> tuple[str, str]:
     return learns, ", ".join(name for name, b in layer._buffers.items() if b is not None)
 
 
-def changes_of(path: str, before: tuple[str, str, str], layer: nn.Module, told: list[Any]) -> list[Change]:
-    """Say what became of a layer: its class, what was chosen, and what it learns and keeps where that changed."""
+def changes_of(path: str, before: tuple[str, str, str], layer: nn.Module, chosen: list[Any]) -> list[Change]:
+    """Return the changes of a layer: its class, the settings chosen, and changed sets of parameters and buffers."""
     after = (type(layer).__name__, *tensors_of(layer))
     named = zip(("class", "learns", "keeps"), before, after, strict=True)
     first, *more = [Change(path, what, old or "nothing", new or "nothing") for what, old, new in named]
-    return [first, *(Change(path, *each) for each in told), *(each for each in more if each.before != each.after)]
+    return [first, *(Change(path, *each) for each in chosen), *(each for each in more if each.before != each.after)]

@@ -1,4 +1,4 @@
-"""``calibrate``: lines 8 to 10 of Algorithm 2. The exact statistics of a population take the place of an average."""
+"""``calibrate``: recompute the running statistics exactly from data (lines 8 to 10 of Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from batchnorm.distributed.agreement import Together
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments
 from batchnorm.graph import check_forward, check_shapes
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.moments import Moments, merged
 from batchnorm.optim import Optimizers
 from batchnorm.records import Change, Report
@@ -114,27 +114,26 @@ def calibrate(
     >>> torch.allclose(better[1].running_mean, y.mean(0), atol=1e-4), torch.allclose(better[1].running_var, y.var(0))
     (True, True)
 
-    ``formula="merged"``: batches are merged by their counts, in float64, with the variance between them, so that how
-    the stream was cut does not matter to what a layer is given. The variance is the unbiased one (n / (n - 1) for all n
-    values of a channel), as in the paper and in the running average that torch keeps. ``formula="paper"`` is line 10
-    of Algorithm 2: the mean over batches of their means and of their unbiased variances, each batch weighing the same
-    (`reference.population_statistics`).
+    ``formula="merged"``: batches are merged by their counts, in float64, with the variance between them, so that the
+    result for given layer inputs does not depend on the sizes of the batches. The variance is the unbiased one (n / (n
+    - 1) for all n values of a channel), as in the paper and in the running average that torch keeps.
+    ``formula="paper"`` is line 10 of Algorithm 2: the mean over batches of their means and of their unbiased variances,
+    each batch weighing the same (`reference.population_statistics`).
 
-    All BN layers use the statistics of each batch in the same pass, as in the paper and as in training; everything
-    else is in evaluation mode (dropout is off). Layers that are called several times see all their calls. Frozen layers
-    work with the statistics they have, and stay as they are (`unfreeze` them first); layers that the batches do not
-    reach and those without running statistics are left, and the report says so. ``num_batches_tracked`` becomes the
-    number of batches a layer saw.
+    All BN layers use the statistics of each batch in the same pass, as in the paper and as in training; everything else
+    is in evaluation mode (dropout is off). Layers that are called several times see all their calls. Frozen layers work
+    with the statistics they have, and stay as they are (`unfreeze` them first); layers that the batches do not reach
+    and those without running statistics are left alone, with the reason in the report. ``num_batches_tracked`` becomes
+    the number of batches a layer saw.
 
     A batch is a tensor, a tuple or list that begins with one, or a dictionary of arguments; for anything else,
-    ``forward`` takes the model and a batch.
-    A tensor or a dictionary in the place of the batches is one batch.
-    ``until=0.01`` stops when no layer's standard error is above (see `Calibrated`); it is looked at after batches
-    4, 5, 6 and so on, and from 16 on after every eighth more. ``max_batches`` stops in any case. ``process_group``:
-    every process of the group shows its model its own share of the data, and all get the statistics of all of it; they
-    stop together, and may have different numbers of batches. None: this process alone. ``progress``: a bar; by
-    default, on a terminal. A batch that raises leaves the model and the optimizers as they were. ``optimizer``: one or
-    several, made for ``model``; they follow to the copy with their groups and state. ``inplace`` changes the model
+    ``forward`` takes the model and a batch. A tensor or a dictionary in the place of the batches is one batch.
+    ``until=0.01`` stops when no layer's standard error is above (see `Calibrated`); it is estimated after batches 4, 5,
+    6 and so on, and from 16 on whenever an eighth more have been read. ``max_batches`` stops in any case.
+    ``process_group``: every process of the group runs its own share of the data, and all get the statistics of the
+    whole; they stop together, and may have different numbers of batches. None: this process alone. ``progress``: a bar;
+    by default, on a terminal. A batch that raises leaves the model and the optimizers as they were. ``optimizer``: one
+    or several, made for ``model``; they follow to the copy with their groups and state. ``inplace`` changes the model
     itself. In a training loop give one of the two (see "Optimizers follow" in docs/transforms.md).
     """
     check_shapes(model, "calibrate")
@@ -144,7 +143,7 @@ def calibrate(
     optimizers = check_optimizers(model, optimizer, "calibrate")
     batches = streamed(batches, "calibrate")
     layers, left = sites(model, "calibrate")
-    shared = [path for path, layer in layers if isinstance(layer, _Fast) and layer._shares()]
+    shared = [path for path, layer in layers if isinstance(layer, _BatchNormBase) and layer._shares()]
     if shared and process_group is None:
         raise BatchNormError(
             f"{shared[0] or 'the model'} shares its statistics with other processes, and this one would measure alone",
@@ -191,7 +190,7 @@ def calibrate(
 
 
 class _Count:
-    """How far this process is: batches, those of them that no layer could use, and the samples of the others."""
+    """Progress of this process: batches, the rejected ones, and the samples of the others."""
 
     def __init__(self) -> None:
         self.batches = self.samples = self.rejected = 0
@@ -204,7 +203,7 @@ class _Count:
 
 
 class _StreamMoments:
-    """What one layer saw: the moments of stretches of the stream, and what the paper's formula needs."""
+    """The input of one layer: moments of parts of the stream, and the sums of the paper's formula."""
 
     def __init__(self, layer: _BatchNorm, formula: str, begun: _Count) -> None:
         assert layer.running_mean is not None
@@ -218,7 +217,7 @@ class _StreamMoments:
         self.sums = [zeros, zeros]  # over mini-batches: means, unbiased variances
 
     def add(self, x: Tensor, mask: Tensor | None) -> bool:
-        groups = self.layer._groups(x) if self.paper and isinstance(self.layer, _Fast) else 1
+        groups = self.layer._groups(x) if self.paper and isinstance(self.layer, _BatchNormBase) else 1
         found = Moments(*(t.cpu().double() for t in moments(x.detach(), mask=mask, groups=groups)))
         if not bool(torch.isfinite(found.mean).all() & torch.isfinite(found.var).all()):
             self.begun.refused = True
@@ -239,7 +238,7 @@ class _StreamMoments:
                 self.sums = [self.sums[0] + mean, self.sums[1] + var * (count / (count - 1))]
 
     def end_batch(self) -> None:
-        """Let the calls of a batch be one piece of the stream."""
+        """Close the part of the stream that the calls of this batch make up."""
         now, self.now = _whole(self.now), []
         if now is None or not now.count:
             return
@@ -255,7 +254,7 @@ class _StreamMoments:
 
 
 class _Total:
-    """What all processes saw, layer by layer: one row of parts a layer, with count 0 where there is none."""
+    """Moments from all processes: one row of parts for each layer, with count 0 where there is none."""
 
     def __init__(self, batches: int, samples: int, rejected: int) -> None:
         self.batches, self.samples, self.rejected = batches, samples, rejected
@@ -283,7 +282,7 @@ def _rounds(
     until: float | None,
     most: int | None,
 ) -> Iterator[bool]:
-    """Show the model batches, and pause where the errors are to be looked at; False at the end, and from then on.
+    """Run the model on batches and yield True where errors are to be estimated, then False at the end and after.
 
     The pauses depend on nothing but their number, so that processes with fewer batches pause with the others.
     """
@@ -305,7 +304,7 @@ def _rounds(
 def _total(
     seen: dict[_BatchNorm, _StreamMoments], layers: list[tuple[str, _BatchNorm]], group: Together, begun: _Count
 ) -> _Total:
-    """Bring together what all processes saw."""
+    """Gather the moments of all processes."""
     numbers = [torch.tensor([begun.batches - begun.rejected, begun.samples, begun.rejected], dtype=torch.float64)]
     for _, layer in layers:
         site = seen[layer]

@@ -1,4 +1,4 @@
-"""What a verb returns: the changed model and the report, as a pair that a notebook draws."""
+"""The pair that a verb returns: the changed model and the report, with tables in notebooks."""
 
 from __future__ import annotations
 

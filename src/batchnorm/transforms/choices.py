@@ -23,7 +23,7 @@ _ROUNDING = frozenset({"aten::floor", "aten::ceil", "aten::round", "aten::trunc"
 
 
 class _Parted(BaseException):  # so that no model catches it
-    """The two functions choose from numbers that differ by more than rounding."""
+    """Raised if the two functions choose from numbers that differ by more than rounding."""
 
 
 def with_same_choices(
@@ -103,7 +103,7 @@ def _copies(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _chosen(func: Any, given: list[Tensor], result: Any) -> list[Tensor]:
-    """What an operation chose, if it did."""
+    """The choice that an operation made; None if it made none."""
     if not given:
         return []
     rounds = func._schema.name.rstrip("_") in _ROUNDING

@@ -1,4 +1,4 @@
-"""A layer that is called at several places, each before a BN layer of its own: who gets which copy of it."""
+"""Copies of a layer that is called at several places, each before a BN layer of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOTHING = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_d
 
 @dataclass(frozen=True)
 class Clone:
-    """A copy of a layer, for those of its calls that come from some of the modules that have it."""
+    """A copy of a layer for the calls from some of the modules that hold it."""
 
     layer: nn.Module
     path: str
@@ -27,7 +27,7 @@ class Clone:
 
 
 class Moved(Finished):
-    """A layer in the place of the BN layer that was folded into it, with that one's residual and activation.
+    """A layer that replaces the BN layer folded into it, with the residual and activation of that layer.
 
     >>> Moved(nn.Identity(), activation="relu")(torch.tensor([-1.0, 2.0]))
     tensor([0., 2.])
@@ -43,7 +43,7 @@ class Moved(Finished):
 
 
 def clone_for(near: Neighbours, layer: nn.Module, calls: list[Call]) -> Clone | str:
-    """A copy for some calls of a layer, if the modules that make them are the only ones to, and have it by name.
+    """A copy for some calls of a layer, if only the modules that make them call the layer, and they hold it by name.
 
     That is so of a convolution that stands in several Sequentials: each can have its own.
     """
@@ -55,11 +55,11 @@ def clone_for(near: Neighbours, layer: nn.Module, calls: list[Call]) -> Clone | 
     for call in near.graph.of(layer):
         caller = near.graph.modules[call.scope]
         if caller not in names:
-            return "its calls cannot be told apart by who makes them"
+            return "its calls cannot be separated by calling module"
         asking.setdefault(caller, set()).add(call.index)
     callers = [caller for caller, made in asking.items() if made & mine]
     if any(asking[caller] - mine for caller in callers):
-        return "its calls cannot be told apart by who makes them"
+        return "its calls cannot be separated by calling module"
     places = tuple((caller, name) for caller in callers for name in names[caller])
     path = ".".join(filter(None, [calls[0].scope, places[0][1]]))
     return Clone(copy.deepcopy(layer), path, tuple(calls), places)
@@ -78,19 +78,19 @@ def norms_after(near: Neighbours, layer: nn.Module) -> dict[nn.Module, list[Call
         while True:
             readers = graph.consumers(value)
             if graph.feeds_output(value):
-                return "the model returns what it makes"
+                return "the model returns its output"
             if len(readers) != 1:
-                return f"what it makes goes to {few(reader.name for reader in readers) or 'nobody'}"
+                return f"its output goes to {few(reader.name for reader in readers) or 'no layer'}"
             if value in graph.measured:
-                return "the model asks for the size of what it makes"
+                return "the model reads the size of its output"
             reader = readers[0]
             if reader.kind == "module" and is_norm(reader.target) and reader.target not in near.rest:
                 if main(reader) != value or list(reader.arguments.values()).count(value) != 1:
-                    return f"{reader.name} adds what it makes"
+                    return f"{reader.name} adds its output"
                 found.setdefault(reader.target, []).append(reader)
                 break
             if not near.transparent(reader) or (reader.kind != "module" and reader.name not in _NOTHING):
-                return f"what it makes goes to {reader.name}"
+                return f"its output goes to {reader.name}"
             value = reader.outputs[0]
     for norm, calls in found.items():
         if len(calls) != len(graph.of(norm)):
@@ -115,7 +115,7 @@ def in_place_of(rest: nn.Module, layer: nn.Module) -> nn.Module:
 
 
 def memory_of(layer: nn.Module) -> str:
-    """How much memory a layer's numbers take, in words.
+    """Return the memory of a layer's parameters, in words.
 
     >>> memory_of(nn.Linear(1024, 1, bias=False))
     '4.0 KiB'

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 PROGRAMS = (".pt2", ".onnx")
 
 ModelSpec = Annotated[
-    str, typer.Argument(metavar="MODEL", help="What makes the model, as file.py:factory or package.module:factory.")
+    str, typer.Argument(metavar="MODEL", help="The model's factory: file.py:factory or package.module:factory.")
 ]
 Checkpoint = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help=f"Its weights: {', '.join(SUFFIXES)}. Nothing in the file is run."),
+    typer.Option(metavar="FILE", help=f"Weights to load: {', '.join(SUFFIXES)}. No code in the file is run."),
 ]
 Key = Annotated[
     str, typer.Option(metavar="NAME", help="Where in the checkpoint the model is, if that is not clear: ema, a.b.")
@@ -46,7 +46,7 @@ def calibrate(
         str,
         typer.Option(
             metavar="DATA",
-            help="What to measure on: .npy, .npz (x, y), .pt, .safetensors, a folder of these, or file.py:factory, "
+            help="Data to measure on: .npy, .npz (x, y), .pt, .safetensors, a folder of these, or file.py:factory, "
             "which gives batches (a DataLoader). Preprocessed as for training; labels are not used.",
         ),
     ],
@@ -67,7 +67,7 @@ def calibrate(
     json: Json = None,
     force: Force = False,
 ) -> None:
-    """Measure the statistics of a trained model's BN layers anew, on data, and write the checkpoint.
+    """Recompute the running statistics of a trained model's BN layers from data, and write the checkpoint.
 
     The running averages of training lag behind the weights, and are wrong after
     averaging or pruning weights, or for other data. This replaces them by the
@@ -127,7 +127,7 @@ def fold(
             "--example",
             "--input",
             metavar="SIZES",
-            help="What the model is called with: 1,3,224,224. Again for each further argument, or all of them with ';' "
+            help="Sizes of the model's input: 1,3,224,224. Again for each further argument, or all of them with ';' "
             "between; other numbers as 1,128:int64<1000 (whole, below 1000); by name as ids=1,128:int64<1000.",
         ),
     ] = None,
@@ -141,7 +141,7 @@ def fold(
     checkpoint: Checkpoint = None,
     key: Key = "",
     leave: Annotated[
-        str, typer.Option(metavar="A,B,...", help="BN layers that are to stay (not for .pt2 and .onnx).")
+        str, typer.Option(metavar="A,B,...", help="BN layers to leave unfolded (not for .pt2 and .onnx).")
     ] = "",
     tolerance: Annotated[
         float | None,
@@ -253,7 +253,7 @@ def _sizes(inputs: Any) -> str:
 
 
 def _check_target(option: str, path: Path | None, force: bool = False, suffixes: tuple[str, ...] = ()) -> None:
-    """Refuse a file that could not be written, or that exists, before anything is computed.
+    """Raise for a file that could not be written, or that exists, before anything is computed.
 
     >>> _check_target("--out", Path("/"))
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""``convert``: the norms of a model become other bricks, with gamma, beta, eps and all that is theirs."""
+"""``convert``: change the norms of a model into other kinds, keeping gamma, beta, eps and statistics."""
 
 from __future__ import annotations
 
@@ -79,24 +79,24 @@ running_mean, running_var, num_batches_tracked -> nothing
     >>> type(convert(synced, "batch")[0][1])
     <class 'torch.nn.modules.batchnorm.BatchNorm2d'>
 
-    A layer stays the object it was, with its parameters, its hooks, its mode and its name; its class, and what the
-    class needs, is exchanged. ``options`` are the brick's own (see `make_norm`). By default all BN layers are
-    converted, and to a brick with the statistics of batches, if there are ``data``, all other norms. ``where`` chooses:
-    names of layers or of what contains them, patterns (``"layer1.*.bn?"``), or ``where(name, module) -> bool``. What
-    is left alone has its reason in the report.
+    A layer is changed in place: its parameters, hooks, mode and name stay, its class and the attributes of the class
+    change. ``options`` are the brick's own (see `make_norm`). By default all BN layers are converted, and to a brick
+    with the statistics of batches, if there are ``data``, all other norms. ``where`` chooses: names of layers or of
+    modules that contain them, patterns (``"layer1.*.bn?"``), or ``where(name, module) -> bool``. Layers left alone have
+    the reason in the report.
 
-    - "batch", "ghost", "renorm", "frozen", "masked" keep the function in evaluation (a masked layer wants a mask from
-      now on), and so does "none", a scale and a shift with the statistics in them. "batch" also gives a converted
+    - "batch", "ghost", "renorm", "frozen", "masked" keep the function in evaluation (a masked layer takes a
+      mask), and so does "none", a scale and a shift with the statistics in them. "batch" also gives a converted
       layer the class it had.
-    - "sync" gives a layer's class a subclass that synchronises what the class computes, whatever else it does, if on
-      trial it normalises once and treats the examples alike otherwise. Convert before wrapping in
+    - "sync" gives a layer's class a subclass that synchronises the class's own statistics, if a trial shows that it
+      normalises once and treats all examples alike otherwise. Convert before wrapping in
       DistributedDataParallel.
     - "group" gets the largest number of groups that divides the channels, up to ``groups`` (32), and leaves groups
-      of enough values, which an example or data tell: on a 1x1 map, a group of one channel would be its bias.
+      of enough values, which takes an example or data to know: on a 1x1 map, a group of one channel would be its bias.
     - "layer", "instance", "rms", "dyt", "filter-response" keep gamma, beta and eps, too, as far as they have them.
 
-    BN classes with an activation inside, as model libraries have them, are converted if what they do is batch norm
-    followed by the modules in them, which is tried.
+    BN classes with an activation inside, as model libraries have them, are converted if a trial shows that they
+    compute batch norm followed by their submodules.
 
     ``data``: batches, as `calibrate` takes them, for the calibrated match. Gamma and beta of a layer that cannot keep
     the function are then set so that each channel of its output has the mean and the variance, over the data, that it
@@ -182,7 +182,7 @@ def _check(to: str, process_group: Any, options: dict[str, Any]) -> None:
 
 
 def _chosen(model: nn.Module, where: Where) -> Callable[[str, nn.Module], bool]:
-    """Turn what the caller named into a question of a path and a module."""
+    """Return a predicate of path and module for the modules that the caller named."""
     if where is None:
         return lambda path, module: True
     if callable(where):
@@ -206,7 +206,7 @@ def _names(name: str, path: str) -> bool:
 def _norms(
     model: nn.Module, to: str, wanted: Callable[[str, nn.Module], bool], default: bool, measured: bool
 ) -> dict[str, nn.Module]:
-    """The norms that may be converted, each once, by its path; what norms a weight is part of the layer that has it."""
+    """The norms that may be converted, each once, by path; weight norms belong to the layer that holds the weight."""
     found: dict[nn.Module, str] = {}
     parametrised = {
         part for each in model.modules() if isinstance(each, ParametrizationList) for part in each.modules()
@@ -241,7 +241,7 @@ def _copied(model: nn.Module) -> tuple[nn.Module, dict[int, Any]]:
 
 @contextmanager
 def _all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """If something fails, put back what a conversion may have changed in a model."""
+    """Restore the model if a conversion fails."""
     norms = [module for module in model.modules() if _is_norm(module)]
     parts = ("_parameters", "_buffers", "_modules")
     before = [(m, type(m), dict(vars(m)), {part: dict(getattr(m, part)) for part in parts}) for m in norms]
@@ -282,7 +282,7 @@ def _certificates(
 
 @contextmanager
 def _full_masks(model: nn.Module) -> Iterator[None]:
-    """Let masked layers that are called without a mask count every position."""
+    """Use a mask of ones for masked layers that are called without a mask."""
 
     def fill(layer: nn.Module, arguments: Any, keywords: Any) -> Any:
         x = arguments[0] if arguments else keywords["input"]

@@ -1,4 +1,4 @@
-"""``drop_bias``: a bias in front of BN does nothing, because the mean is subtracted. It is taken away."""
+"""``drop_bias``: remove biases in front of BN, which have no effect because the mean is subtracted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from batchnorm.calling import call_with
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.foreign import Evaluating, is_foreign
 from batchnorm.layers.switches import use_batch_statistics
 from batchnorm.optim import Optimizers
@@ -56,14 +56,14 @@ def drop_bias(
 
     With the batch's statistics the mean that is subtracted contains the bias, whose gradient is zero but for rounding.
     For evaluation, ``running_mean`` is lowered by it. So both functions stay: the certificate is for evaluation mode,
-    and the outputs with batch statistics are compared too. Training goes on as it would have: the report's
+    and the outputs with batch statistics are compared too. Training continues as it would have: the report's
     ``gradients`` are those of all parameters that stay and of the inputs, in training and in evaluation, with what the
     step leaves in the buffers (a running mean without the bias in it). There are none where the example is too small to
     train on (one value per channel) or the model cannot run backward.
 
     A bias goes if its convolution or linear layer feeds BN layers only, over the right axis, and these are fed by
     nothing else; wherever there is another reason, the report gives it. A frozen BN layer does not cancel a bias.
-    ``modules``, if given, are the paths of the only layers that are looked at.
+    ``modules``, if given, are the paths of the only layers to consider.
 
     ``optimizer``: one or several, made for ``model``; they go over to the copy with their groups and their state,
     without what they held of the biases. ``example`` is what the model is called with, as in `batchnorm.trace`. Above
@@ -151,7 +151,7 @@ def norms_after(graph: Graph, model: nn.Module, path: str, layer: nn.Module) -> 
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.BatchNorm1d(4))
     >>> norms_after(trace(model, torch.randn(5, 3)), model, "0", model[0])
-    'what it makes goes to 1, which is no BN layer'
+    'its output goes to 1, which is not a BN layer'
     """
     held = held_bias(graph, model, layer)
     if held:
@@ -181,7 +181,7 @@ def norms_after(graph: Graph, model: nn.Module, path: str, layer: nn.Module) -> 
 
 
 def held_bias(graph: Graph, model: nn.Module, layer: nn.Module) -> str:
-    """Return why the bias of a layer is not its own to lose; nothing if it is.
+    """Return why the bias of a layer cannot be removed; empty if it can.
 
     >>> model = nn.Sequential(nn.Linear(3, 4))
     >>> held_bias(trace(model, torch.randn(5, 3)), model, model[0])
@@ -198,7 +198,7 @@ def held_bias(graph: Graph, model: nn.Module, layer: nn.Module) -> str:
 
 @torch.no_grad()
 def take_bias(path: str, layer: nn.Module, norms: dict[str, _BatchNorm]) -> list[Change]:
-    """Take the bias out of a layer and out of the running means of the BN layers that it feeds.
+    """Remove a layer's bias, and subtract it from the running means of the BN layers that it feeds.
 
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     >>> print(take_bias("0", model[0], {"1": model[1]})[0])
@@ -223,21 +223,21 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def _the_one_after(graph: Graph, call: Call) -> Call | str:
-    """The BN call that alone reads what a call makes."""
+    """The BN call that is the only reader of a call's output."""
     value = call.outputs[0]
     while True:
         if graph.feeds_output(value):
-            return "the model returns what it makes"
+            return "the model returns its output"
         readers = graph.consumers(value)
         if len(readers) != 1:
-            return f"what it makes is read by {', '.join(r.name for r in readers) or 'nothing'}"
+            return f"its output is read by {', '.join(r.name for r in readers) or 'nothing'}"
         reader = readers[0]
         if reader.kind == "module" and type(reader.target) is nn.Identity:
             value = reader.outputs[0]
         elif reader.kind == "module" and isinstance(reader.target, _BatchNorm) and reader.inputs[0] == value:
             return reader
         else:
-            return f"what it makes goes to {reader.name}, which is no BN layer"
+            return f"its output goes to {reader.name}, which is not a BN layer"
 
 
 def _the_one_before(graph: Graph, call: Call) -> Call | None:
@@ -249,9 +249,9 @@ def _the_one_before(graph: Graph, call: Call) -> Call | None:
 
 def _unfit(norm: _BatchNorm) -> str:
     """Why a BN layer does not cancel a bias; empty if it does."""
-    if isinstance(norm, Evaluating) or (isinstance(norm, _Fast) and norm.statistics == "running"):
+    if isinstance(norm, Evaluating) or (isinstance(norm, _BatchNormBase) and norm.statistics == "running"):
         return "always uses its running statistics (frozen), and so does not cancel a bias"
-    if is_foreign(norm) and (isinstance(norm, _Fast) or isinstance(children_behind(norm), str)):
+    if is_foreign(norm) and (isinstance(norm, _BatchNormBase) or isinstance(children_behind(norm), str)):
         return f"{OWN_FORWARD} ({type(norm).__name__})"
     if norm.running_mean is not None and norm.running_mean.dim() != 1:
         return "has statistics for every time step"
@@ -331,7 +331,7 @@ def _verify_gradients(
 
 
 def takes_steps(model: nn.Module, example: Any, run: Forward) -> bool:
-    """Say whether a model can run backward: one that is made for inference only may use what has no gradient.
+    """Return whether a model can run backward; one made for inference may use operations without gradients.
 
     >>> takes_steps(nn.Linear(2, 2), torch.ones(1, 2), call_with)
     True

@@ -1,4 +1,4 @@
-"""The middle of ``convert``: layer after layer, what becomes of it, or why nothing does."""
+"""The main loop of ``convert``: change each layer, or record why it is left alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.errors import BatchNormError
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.sync import Synchronised
 from batchnorm.records import Change
 from batchnorm.transforms.bricks import (
@@ -32,7 +32,7 @@ from batchnorm.transforms.synchronise import TORCHS, separate, synchronise
 
 
 class Exchange:
-    """Exchanges the norms of a model, and knows afterwards what was done and what it means.
+    """Converts the norms of a model, and records the changes and which functions they keep.
 
     >>> model = nn.Sequential(nn.BatchNorm2d(4))
     >>> done = Exchange("ghost", {"virtual_batch_size": 8}, None, Survey(), measured=False)
@@ -56,26 +56,26 @@ class Exchange:
         self.keeps = self.keeps_training = True
 
     def run(self, model: nn.Module, paths: list[str], every: bool) -> None:
-        """Exchange the norms at these paths; with ``every``, nobody chose them."""
+        """Exchange the norms at these paths; with ``every``, these are all norms of the model, not a selection."""
         modules = dict(model.named_modules(remove_duplicate=False))
         for path in paths:
             layer = modules[path]
             kind, keeps = kind_of(layer), self._keeps(layer)
             before, had = (type(layer).__name__, *tensors_of(layer)), list(layer.parameters())
-            told: list[Any] = []
+            chosen: list[Any] = []
             if self.to == "sync" and isinstance(layer, _BatchNorm):
                 reason = FROZEN if is_frozen(layer) else synchronise(layer, path, self.group)
             elif every and self.to not in OF_BATCHES and not isinstance(layer, _BatchNorm):
-                reason = f"a {type(layer).__name__} is no batch norm: name it in where= to convert it too"
+                reason = f"a {type(layer).__name__} is not a batch norm: name it in where= to convert it too"
             else:
-                reason = self._exchange(path, layer, kind, keeps, told)
+                reason = self._exchange(path, layer, kind, keeps, chosen)
             if reason:
                 self.left[path] = reason
                 continue
             self.had[layer] = had
             self.keeps &= keeps
             self.keeps_training &= keeps and kind in ALIKE and self.to in ALIKE
-            self.changes += changes_of(path, before, layer, told)
+            self.changes += changes_of(path, before, layer, chosen)
 
     def _keeps(self, layer: nn.Module) -> bool:
         """Whether the function in evaluation stays."""
@@ -86,22 +86,22 @@ class Exchange:
         fixed = layer.running_mean is not None and getattr(layer, "statistics", "auto") != "batch"
         return fixed or (kind_of(layer) in ALIKE and self.to in ALIKE)
 
-    def _exchange(self, path: str, layer: nn.Module, kind: str, keeps: bool, told: list[Any]) -> str:
-        """Let one layer become the brick, or say why not, and leave it as it was."""
+    def _exchange(self, path: str, layer: nn.Module, kind: str, keeps: bool, chosen: list[Any]) -> str:
+        """Convert one layer; or return the reason, and leave the layer as it was."""
         was, own = type(layer), dict(vars(layer))
         reason = "" if not is_frozen(layer) else FROZEN
         if not reason and isinstance(layer, _BatchNorm) and (isinstance(layer, Synchronised) or was is TORCHS):
             reason = separate(layer)
             if not reason and self.to == "batch":
                 return ""
-        reason = reason or self._become(path, layer, kind, keeps, told)
+        reason = reason or self._become(path, layer, kind, keeps, chosen)
         if reason:
             layer.__class__ = was
             vars(layer).clear()
             vars(layer).update(own)
         return reason
 
-    def _become(self, path: str, layer: nn.Module, kind: str, keeps: bool, told: list[Any]) -> str:
+    def _become(self, path: str, layer: nn.Module, kind: str, keeps: bool, chosen: list[Any]) -> str:
         seen = self.survey.seen(path)
         if kind == self.to and (not self.options or kind == "batch"):
             return "it is not synchronised" if self.to == "batch" else f"it is {self.to} norm already"
@@ -122,7 +122,7 @@ class Exchange:
                 raise BatchNormError(error.problem, where="convert", do=error.do) from error
             return error.problem
         become(layer, new, after, matched, seen.like)
-        told += more
+        chosen += more
         if self.to == "batch" and MEMORY in vars(layer):
             plain_again(layer)
         if matched and all(getattr(layer, name, None) is not None for name in _AFFINE):
@@ -140,4 +140,6 @@ def shared(model: nn.Module) -> bool:
     False
     """
     many = dist.is_available() and dist.is_initialized()
-    return many and any(m._shares() if isinstance(m, _Fast) else isinstance(m, TORCHS) for m in model.modules())
+    return many and any(
+        m._shares() if isinstance(m, _BatchNormBase) else isinstance(m, TORCHS) for m in model.modules()
+    )

@@ -1,4 +1,4 @@
-"""``export``: fold, then write the network as ONNX or as torch's own exported program, and check what was written."""
+"""``export``: fold, write the network as ONNX or as a `torch.export` program, and verify the file."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def export(
     batchnorm.errors.BatchNormError: export: the model is in training mode, where BN depends on the batch and moves \
 its statistics; call model.eval() first
 
-    ``example`` is what the model is called with, as for `fold`, whose results are returned. What was written is read
-    back and run, in onnxruntime if that is installed, and has to give what the model gives; else there is no file. A
+    ``example`` is what the model is called with, as for `fold`, whose results are returned. The file is read back and
+    run, in onnxruntime if that is installed; if its outputs differ from the model's, it raises and leaves no file. A
     model without BN is written as it is. ``tolerance`` is the difference allowed in both, as a share of the largest
     output. ``dynamic_shapes`` goes to ``torch.export`` as it is. ONNX needs the packages onnx and onnxscript.
     """
@@ -104,7 +104,7 @@ its statistics; call model.eval() first
 
 
 def _fold(model: nn.Module, example: Any, tolerance: float | None) -> tuple[nn.Module, Report]:
-    """Fold, and give advice that ``export`` can take."""
+    """Fold, with the advice in errors reworded for ``export``."""
     try:
         return fold(model, example, tolerance=tolerance)
     except BatchNormError as error:
@@ -115,7 +115,7 @@ def _fold(model: nn.Module, example: Any, tolerance: float | None) -> tuple[nn.M
 
 
 def _same_chance(run: Callable[[], Any]) -> list[Tensor]:
-    """What a run gives, from one and the same random state."""
+    """The output of a run from a fixed random state."""
     with random_states():
         torch.manual_seed(0)
         return [t.detach().clone() for t in tensors_in(run())]
@@ -136,7 +136,7 @@ def _run_onnx(file: Path, example: Any) -> list[Tensor]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporters warn of their own deprecations, and print the graph they got to: a user can do nothing about it."""
+    """Silence the exporters' own deprecation warnings and graph prints, which a user cannot act on."""
     loggers = [logging.getLogger(f"torch.{name}") for name in ("onnx", "export", "fx.experimental.symbolic_shapes")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

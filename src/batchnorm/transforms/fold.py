@@ -1,4 +1,4 @@
-"""``fold``: Algorithm 2's last lines. BN layers disappear into the linear layers beside them."""
+"""``fold``: merge BN layers into the linear layers next to them (the last lines of Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from batchnorm.checks import check_names
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.preserve import in_mode
 from batchnorm.records import Change, Report
 from batchnorm.transforms.affine import (
@@ -64,20 +64,19 @@ def fold(
     )
 
     With fixed statistics BN is ``scale * x + shift`` per channel. That goes into the convolution, transposed
-    convolution (grouped too) or linear layer before it, if nothing else reads what that layer makes; or into the one
+    convolution (grouped too) or linear layer before it, if nothing else reads the output of that layer; or into the one
     after it, where that is exact (a linear layer; a convolution without padding); or into another BN layer before it.
-    Pooling, upsampling, reshapes, sums and ``torch.cat`` in between are passed where that is exact. What was fused into
-    a layer of ours (activation, residual) stays in its place. A layer that several places share, each with a BN layer
-    of its own, becomes a copy for each place, and the report says how much memory that takes; not so with
-    ``clone=False``.
+    Pooling, upsampling, reshapes, sums and ``torch.cat`` in between are passed where that is exact. Activations and
+    residuals fused into our layers stay in place. A layer shared by several places, each with its own BN layer,
+    is copied for each place, and the report says how much memory that takes; ``clone=False`` turns this off.
 
-    The model is watched for one run with ``example`` (see `batchnorm.trace`), in evaluation mode, in which the copy
-    that is returned stays: it is for evaluation, and ``train()`` brings back no batch statistics but those of BN layers
-    that were kept. A model that takes other ways for other inputs is folded along the way that this one took.
+    The model runs once with ``example`` (see `batchnorm.trace`), in evaluation mode. The returned copy is for
+    evaluation: after ``train()`` only BN layers that were kept use batch statistics. If the control flow of a model
+    depends on its input, it is folded for the calls that ``example`` makes.
     The report lists what was folded into what, every BN layer that is left with the reason, and the largest difference
     in outputs, on the example and on random inputs. Above the tolerance (1e-4 of the largest output in float32, 1e-10
-    in float64) `NotEquivalent` is raised. The argument is not changed. ``leave`` names BN layers that are to
-    stay: one, or several.
+    in float64) `NotEquivalent` is raised. The argument is not changed. ``leave`` names one or several BN
+    layers to leave unfolded.
     ``progress``: after two seconds a line on stderr says what is being compared; by default, on a terminal.
     """
     check_arguments(model, forward, tolerance, "fold")
@@ -110,7 +109,7 @@ class _Folding:
         self.altered: set[str] = set()  # modules that now give something else than before
 
     def run(self, leave: frozenset[str]) -> None:
-        """Fold what can be, in the order of the run, until nothing more can: one fold may open the way for another."""
+        """Fold layers in the order of the run until no more can be folded: one fold may enable another."""
         norms = self.norms
         scripted = scripted_norms(self.model, "fold the model before torch.jit.script")
         if not norms and not scripted:
@@ -157,22 +156,22 @@ class _Folding:
         return affine if affine.finite else "its statistics, gamma or beta are not finite, or the variance is negative"
 
     def _awkward(self, norm: nn.Module, calls: list[Call]) -> str:
-        """Why the way a layer is used forbids taking it away."""
+        """Why a layer cannot be removed because of how it is used; empty if it can."""
         if not calls:
             return self.graph.uncalled(norm)
-        if any(set(call.arguments) - {"0", "input"} and not isinstance(norm, _Fast) for call in calls):
+        if any(set(call.arguments) - {"0", "input"} and not isinstance(norm, _BatchNormBase) for call in calls):
             return "it is called with more than one tensor"
         if any("mask" in call.arguments or "2" in call.arguments for call in calls):
             return "it is called with a mask"
         if any(main(call) is None for call in calls):
-            return "what it is given is not a tensor of its own"
+            return "its input is not passed as one tensor"
         readers = self.near.functions_reading(norm)
-        return f"its numbers are also read by {readers}" if readers else ""
+        return f"its tensors are also read by {readers}" if readers else ""
 
     # ---- the layer before
 
     def _into_the_one_before(self, norm: nn.Module, affine: Affine) -> str:
-        """Give every layer that feeds this one its new numbers; return why not if that cannot be."""
+        """Write new parameters into every layer that feeds this one; return the reason if that is impossible."""
         route: set[str] = set()
         found = self._linear_calls(norm, affine, route)
         if isinstance(found, str):
@@ -219,7 +218,7 @@ class _Folding:
         return found
 
     def _place(self, clone: Clone) -> None:
-        """Give a copy to those that are to have it."""
+        """Put a copy in its places."""
         original = clone.calls[0].target
         for holder, name in clone.places:
             holder._modules[name] = clone.layer
@@ -233,7 +232,7 @@ class _Folding:
             self.graph.retarget(call, original, ".".join(filter(None, [call.scope, name])))
 
     def _move(self, layer: nn.Module, name: str) -> str:
-        """Put a copy of a layer in the place of every BN layer that reads it; return why not if that cannot be."""
+        """Replace every BN layer that reads a layer by a copy of it; return the reason if that is impossible."""
         norms = norms_after(self.near, layer)
         if isinstance(norms, str):
             return norms
@@ -295,7 +294,7 @@ class _Folding:
         self._replace(norm, self._rest(norm), f"into {', '.join(where)}")
 
     def _untie(self, layer: nn.Module) -> None:
-        """Give a layer numbers of its own in the place of those that it shares."""
+        """Replace a layer's shared parameters by its own copies."""
         for name, tensor in self.near.shared(layer):
             self.near.owners[id(tensor)] -= 1
             own = tensor.detach().clone()
@@ -305,10 +304,10 @@ class _Folding:
                 layer._buffers[name] = own
 
     def _rest(self, norm: nn.Module) -> nn.Module:
-        """What is left of a layer whose scale and shift went elsewhere."""
+        """What replaces a BN layer whose scale and shift were folded elsewhere."""
         rest: nn.Module | None = None
         if finishes(norm, self.graph.of(norm)):
-            if isinstance(norm, _Fast) and not list(norm.children()):
+            if isinstance(norm, _BatchNormBase) and not list(norm.children()):
                 rest = Finished(activation=norm.activation, negative_slope=norm.negative_slope)
             else:
                 rest = finish_of(norm)

@@ -18,7 +18,7 @@ from batchnorm.optim import Optimizers, is_optimizer, state_of, unwrapped
 
 
 def check_changeable(model: nn.Module, where: str, *, inplace: bool | None = None) -> None:
-    """Refuse a model that cannot be changed: one that is scripted, or has scripted parts where a copy is made.
+    """Raise if a model cannot be changed: if it is scripted, or has scripted parts and would be copied.
 
     >>> import torch, warnings
     >>> with warnings.catch_warnings():
@@ -61,7 +61,7 @@ def scripted_norms(model: nn.Module, do: str) -> dict[str, str]:
 
 
 def check_optimizers(model: nn.Module, optimizer: Optimizers, where: str) -> tuple[Optimizer, ...]:
-    """Return one or several optimisers as a tuple; refuse one that is none, or was made for another model.
+    """Return one or several optimisers as a tuple. Raises if one is not an optimiser, or was made for another model.
 
     >>> import torch
     >>> model = nn.Linear(2, 1)
@@ -82,7 +82,7 @@ def check_optimizers(model: nn.Module, optimizer: Optimizers, where: str) -> tup
 
 
 def follow(optimizers: tuple[Optimizer, ...], old: nn.Module, new: nn.Module) -> None:
-    """Let the optimisers go over from a model to its copy, parameter by name, with groups and state.
+    """Move optimisers from a model to its copy, parameter by name, with groups and state.
 
     >>> import copy, torch
     >>> model = nn.Linear(2, 1)
@@ -102,7 +102,7 @@ def follow(optimizers: tuple[Optimizer, ...], old: nn.Module, new: nn.Module) ->
 
 
 def copy_model(model: nn.Module, optimizer: Optimizers = None) -> nn.Module:
-    """Copy a model with its gradients; the optimisers go over to the copy, with groups and state.
+    """Copy a model with its gradients, and move its optimisers to the copy, with groups and state.
 
     >>> import torch
     >>> model = nn.Linear(2, 1)
@@ -118,7 +118,7 @@ def copy_model(model: nn.Module, optimizer: Optimizers = None) -> nn.Module:
 def copied_with(
     model: nn.Module, share: Mapping[int, Any] | None = None, *, where: str = ""
 ) -> tuple[nn.Module, dict[int, Any]]:
-    """Copy a model with its gradients; return the copy, and of the id of each thing in it, its copy.
+    """Copy a model with its gradients. Returns the copy, and a dictionary from the id of each object to its copy.
 
     >>> model = nn.Linear(2, 1)
     >>> copied, memo = copied_with(model)
@@ -130,7 +130,7 @@ def copied_with(
     memo: dict[int, Any] = dict(share or {})
     for module in model.modules():
         for value in tensors_in(vars(module)):
-            # A weight that is computed anew before every run (torch.nn.utils.weight_norm, pruning), or a cache that a
+            # A weight that is recomputed before every run (torch.nn.utils.weight_norm, pruning), or a cache that a
             # forward filled, cannot be copied with what it was computed from; its numbers will do until then.
             if not value.is_leaf:
                 memo.setdefault(id(value), value.detach().clone())
@@ -146,7 +146,7 @@ def copied_with(
 
 
 def carry_over(optimizer: Optimizers, moved: Mapping[int, Any]) -> None:
-    """Exchange parameters of optimisers, by id, in their groups, with their state; None takes one out.
+    """Replace parameters of optimisers by id, in their groups and with their state; None removes one.
 
     >>> import torch
     >>> old, new = nn.Linear(2, 1), nn.Linear(2, 1)
@@ -179,7 +179,7 @@ DEPTH = 8  # of lists and dictionaries inside each other
 
 
 class _Several(tuple[Optimizer, ...]):
-    """Optimizers without their wrappers, and what was given for them."""
+    """Optimizers without their wrappers, and the objects given for them."""
 
     given: tuple[Any, ...] = ()
 
@@ -248,7 +248,7 @@ def _size(optimizer: Optimizer) -> int:
 
 
 def _resized(optimizer: Optimizer, before: int) -> None:
-    """Let an optimizer with vectors over all its parameters, as LBFGS has, begin anew if their length changed."""
+    """Reset an optimizer that keeps vectors over all its parameters (LBFGS) if their length changed."""
     if hasattr(optimizer, "_numel_cache") and _size(optimizer) != before:
         optimizer._numel_cache = None
         state_of(optimizer).clear()

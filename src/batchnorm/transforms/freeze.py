@@ -1,4 +1,4 @@
-"""``freeze`` and ``unfreeze``: make the BN layers of a model constant, whatever ``train()`` says, and back again."""
+"""``freeze`` and ``unfreeze``: make the BN layers of a model constant, whatever ``train()`` sets, and undo it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from batchnorm.errors import BatchNormError
-from batchnorm.layers.batch import OURS, BatchNorm1d, BatchNorm2d, BatchNorm3d, _Fast
+from batchnorm.layers.batch import OURS, BatchNorm1d, BatchNorm2d, BatchNorm3d, _BatchNormBase
 from batchnorm.layers.foreign import Evaluating, evaluating, is_foreign, keeps_statistics, statistics_of
 from batchnorm.layers.frozen import FrozenBatchNorm
 from batchnorm.optim import Optimizers
@@ -33,11 +33,11 @@ Modules = Iterable["str | nn.Module"] | str | nn.Module | None
 # A torch layer keeps its object, and with it its hooks, its users and its parameters, and gets another class: ours
 # has the switches that train() does not touch. The memory of what it was is an attribute of the layer, so that it is
 # copied, pickled and saved with it.
-_OURS: dict[type[nn.Module], type[_Fast]] = {
+_OURS: dict[type[nn.Module], type[_BatchNormBase]] = {
     **OURS,
     nn.SyncBatchNorm: FrozenBatchNorm,  # which takes any dimensions too, and has nothing to synchronise
 }
-_BY_DIMENSIONS: dict[int, type[_Fast]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: BatchNorm2d, 5: BatchNorm3d}
+_BY_DIMENSIONS: dict[int, type[_BatchNormBase]] = {2: BatchNorm1d, 3: BatchNorm1d, 4: BatchNorm2d, 5: BatchNorm3d}
 _MEMORY = "_before_freeze"
 _BLIND = "it has no running statistics to normalise with"
 _ALREADY = "frozen already"
@@ -57,18 +57,18 @@ def freeze(
       1: class torch.nn.BatchNorm2d -> batchnorm.BatchNorm2d, statistics auto -> running, update None -> False, \
 learn True -> False
     1 left alone
-      2: a GroupNorm is no batch normalisation
+      2: a GroupNorm is not a batch norm layer
     >>> import torch
     >>> y = frozen.train()(torch.randn(4, 3, 8, 8))
     >>> int(frozen[1].num_batches_tracked), frozen[1].weight.requires_grad
     (0, False)
 
     A frozen layer normalises with its running statistics, updates nothing, and its gamma and beta do not learn, also
-    after ``train()``. Every layer that keeps statistics of batches is frozen, of whatever library: torch's own BN
-    layers become ours, which have the switches for this; a layer of another class becomes a subclass of its class whose
-    forward runs as in evaluation, while the dropout and the activation inside it go on as before. `unfreeze` restores
-    what was, and names in the ``state_dict`` stay. Layers without running statistics are left alone, with the reason in
-    the report. A layer that keeps statistics and cannot be frozen raises, and nothing has changed.
+    after ``train()``. Every layer that keeps running statistics is frozen, of any library: torch's own BN layers become
+    ours, which have the switches for this; a layer of another class becomes a subclass of its class whose forward runs
+    as in evaluation, while the dropout and the activation inside it work as before. `unfreeze` restores the old layers,
+    and names in the ``state_dict`` stay. Layers without running statistics are left alone, with the reason in the
+    report. If a layer keeps statistics and cannot be frozen, it raises, and nothing is changed.
 
     ``modules``: names of layers or of what contains them, or the modules themselves; None is the whole model.
     ``optimizer``: one or several, made for ``model``; they follow to the copy with their groups and state. Gradients
@@ -169,7 +169,7 @@ def is_frozen(layer: nn.Module) -> bool:
     """
     if isinstance(layer, Evaluating) or is_constant(layer):
         return True
-    return isinstance(layer, _Fast) and layer.statistics == "running" and layer.update is False
+    return isinstance(layer, _BatchNormBase) and layer.statistics == "running" and layer.update is False
 
 
 def _begin(
@@ -186,7 +186,7 @@ def _begin(
 
 
 def _choose(model: nn.Module, modules: Modules, where: str) -> tuple[str, ...] | None:
-    """Turn what the caller named into paths, which hold for a copy too; None is everything."""
+    """Return the paths of the modules that the caller named, which are valid for a copy too; None is all."""
     if modules is None:
         return None
     given = [modules] if isinstance(modules, (str, nn.Module)) else list(modules)
@@ -224,7 +224,7 @@ def _named(model: nn.Module, chosen: tuple[str, ...] | None) -> Iterator[tuple[s
 
 
 def _why_not(module: nn.Module) -> str:
-    """Say why there is nothing to freeze about a layer; empty if there is."""
+    """Return why a layer has nothing to freeze; empty if it has."""
     if hasattr(module, _MEMORY) or is_constant(module):
         return _ALREADY
     if keeps_statistics(module) or (isinstance(module, _LazyNormBase) and is_lazy(module._buffers.get("running_mean"))):  # type: ignore[arg-type]
@@ -232,7 +232,7 @@ def _why_not(module: nn.Module) -> str:
     name = type(module).__name__
     if isinstance(module, _BatchNorm):
         return _BLIND
-    return f"{'an' if name[0] in 'AEIOR' else 'a'} {name} is no batch normalisation"
+    return f"{'an' if name[0] in 'AEIOR' else 'a'} {name} is not a batch norm layer"
 
 
 def cannot_freeze(layer: nn.Module) -> str:
@@ -258,7 +258,7 @@ def is_constant(module: nn.Module) -> bool:
 
 
 def _unfit(layer: nn.Module, untried: list[nn.Module]) -> str:
-    """Say why a layer that keeps statistics cannot be frozen; empty if it can. One that cannot be tried is noted."""
+    """Return why a layer with statistics cannot be frozen; empty if it can. A layer that cannot be tried is noted."""
     if any(is_lazy(t) for t in (*layer._parameters.values(), *layer._buffers.values()) if t is not None):
         return "not initialised yet: run the model once first"
     if "forward" in vars(layer):
@@ -273,7 +273,7 @@ def _unfit(layer: nn.Module, untried: list[nn.Module]) -> str:
 
 def _has_switches(layer: nn.Module) -> bool:
     """Whether our switches alone freeze a layer: one of ours, or of exactly torch's class."""
-    return type(layer) in _OURS or (isinstance(layer, _Fast) and not is_foreign(layer))
+    return type(layer) in _OURS or (isinstance(layer, _BatchNormBase) and not is_foreign(layer))
 
 
 def _tried(layer: nn.Module) -> str | None:
@@ -384,8 +384,8 @@ def _learned(layer: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _remember(layer: nn.Module) -> dict[str, Any]:
-    switches = {} if not _has_switches(layer) and not isinstance(layer, _Fast) else {
-        name: getattr(layer, name, getattr(_Fast, name)) for name in ("statistics", "update")
+    switches = {} if not _has_switches(layer) and not isinstance(layer, _BatchNormBase) else {
+        name: getattr(layer, name, getattr(_BatchNormBase, name)) for name in ("statistics", "update")
     }  # fmt: skip
     learning = {name: p.requires_grad for name, p in _learned(layer).items()}
     before = type(layer) if type(layer) in _OURS else None
@@ -399,7 +399,7 @@ def _switch_off(layer: nn.Module) -> None:
         layer.__class__ = evaluating(type(layer))
     elif type(layer) in _OURS:
         layer.__class__ = _OURS[type(layer)]
-    if isinstance(layer, _Fast):
+    if isinstance(layer, _BatchNormBase):
         layer.statistics, layer.update = "running", False
 
 
@@ -409,7 +409,7 @@ def _freeze(path: str, layer: nn.Module, memory: dict[str, Any]) -> Iterator[Cha
     if old in _OURS:
         yield Change(path, "class", _name(old), _name(type(layer)))
     for name, value in (("statistics", "running"), ("update", False)):
-        before = memory["switches"].get(name, getattr(_Fast, name))
+        before = memory["switches"].get(name, getattr(_BatchNormBase, name))
         if before != value:
             yield Change(path, name, before, value)
     if any(memory["learning"].values()):
@@ -428,8 +428,8 @@ def _restore(path: str, layer: nn.Module) -> Iterator[Change]:
             yield Change(path, name, getattr(layer, name), value)
         setattr(layer, name, value)
     if by_class and not memory["switches"]:
-        yield Change(path, "statistics", "running", _Fast.statistics)
-        yield Change(path, "update", False, _Fast.update)
+        yield Change(path, "statistics", "running", _BatchNormBase.statistics)
+        yield Change(path, "update", False, _BatchNormBase.update)
     for name, learns in memory["learning"].items():
         _learned(layer)[name].requires_grad_(learns)
     if any(memory["learning"].values()) != learned:
@@ -453,7 +453,7 @@ def _thaw(path: str, layer: FrozenBatchNorm, dimensions: int | None) -> Iterator
     layer.__dict__.pop("seen", None)
     layer.__class__ = new  # type: ignore[assignment]
     for name in ("statistics", "update"):
-        setattr(layer, name, getattr(_Fast, name))
+        setattr(layer, name, getattr(_BatchNormBase, name))
     for name in ("weight", "bias"):
         value = getattr(layer, name)
         if value is not None:
@@ -462,7 +462,7 @@ def _thaw(path: str, layer: FrozenBatchNorm, dimensions: int | None) -> Iterator
         layer.register_parameter(name, None if value is None else nn.Parameter(value))
 
 
-def _class_of(layer: FrozenBatchNorm, dimensions: int | None, path: str) -> type[_Fast]:
+def _class_of(layer: FrozenBatchNorm, dimensions: int | None, path: str) -> type[_BatchNormBase]:
     dimensions = layer.seen if dimensions is None else dimensions
     if dimensions not in _BY_DIMENSIONS:
         raise BatchNormError(

@@ -15,7 +15,7 @@ from batchnorm.calling import call_with, failed_in_training
 from batchnorm.dataflow import Call, Graph
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
-from batchnorm.layers.batch import OURS, _Fast
+from batchnorm.layers.batch import OURS, _BatchNormBase
 from batchnorm.layers.options import Activation
 from batchnorm.nested import few_samples, fresh
 from batchnorm.optim import Optimizers
@@ -58,7 +58,7 @@ def fuse(
     timm's with dropout and activation, which is tried. A ReLU, ReLU6 or LeakyReLU that alone reads what a BN layer
     makes goes into the layer; so does a sum with a tensor of the same shape before it (``relu(bn(x) + identity)``).
     Where both are modules, the activation becomes an ``Identity``; where they are functions, operators, or an
-    activation module with other callers, the forward of the smallest module around them is written anew with torch.fx,
+    activation module with other callers, the forward of the smallest module around them is rewritten with torch.fx,
     and the module gets a subclass of its class that has this forward. Code that torch.fx cannot trace stays as it is,
     and its layers are only exchanged: the report says why.
 
@@ -136,9 +136,9 @@ class _Fusing:
         for scope in sorted(by_scope, key=lambda path: -path.count(".")):  # inner ones first
             self._fuse_code(scope, by_scope[scope], inputs.get(scope, []))
 
-    def _exchange(self) -> list[_Fast]:
+    def _exchange(self) -> list[_BatchNormBase]:
         """Give torch's layers our class; return those that may be fused."""
-        norms: list[_Fast] = []
+        norms: list[_BatchNormBase] = []
         seen = False
         for module, path in self.paths.items():
             if not isinstance(module, _BatchNorm):
@@ -155,9 +155,9 @@ class _Fusing:
                     self.left[path] = reason
                     continue
                 self._note(path, "class", was, f"batchnorm.{type(module).__name__}")
-                if isinstance(module, _Fast) and module.activation is not None:
+                if isinstance(module, _BatchNormBase) and module.activation is not None:
                     self._note(path, "activation", "a module inside", module.activation)
-            assert isinstance(module, _Fast)
+            assert isinstance(module, _BatchNormBase)
             if type(module) in OURS.values() and not self._is_done(path):
                 norms.append(module)
         if not seen:
@@ -190,7 +190,7 @@ class _Fusing:
 
     # ---- what follows a layer
 
-    def _tail(self, norm: _Fast) -> _Tail | str:
+    def _tail(self, norm: _BatchNormBase) -> _Tail | str:
         if norm.activation is not None:
             return "it has an activation already"
         if _hooked(norm):
@@ -253,7 +253,7 @@ class _Fusing:
         return done
 
     def _activate(self, norm: nn.Module, does: tuple[Activation | None, float], residual: bool = False) -> None:
-        assert isinstance(norm, _Fast)
+        assert isinstance(norm, _BatchNormBase)
         path, (activation, slope) = self.paths[norm], does
         if residual:
             self._note(path, "residual", None, "the sum after it")
@@ -266,7 +266,7 @@ class _Fusing:
     # ---- code
 
     def _fuse_code(self, scope: str, tails: dict[nn.Module, _Tail], inputs: list[Any]) -> None:
-        """Write the forward of one module anew, if it comes out the same."""
+        """Rewrite the forward of one module, if its results stay the same."""
         block = self.model.get_submodule(scope)
         start = f"{scope}." if scope else ""
         wanted: dict[str, Wanted] = {}
@@ -344,12 +344,12 @@ class _Fusing:
         self, block: nn.Module, scope: str, made: type[nn.Module], fused: dict[Any, Any], inputs: list[Any]
     ) -> str:
         """Give the module its class and compare a step with the old one's; take it back if they differ."""
-        assert all(isinstance(norm, _Fast) for norm in fused)
+        assert all(isinstance(norm, _BatchNormBase) for norm in fused)
         was, old = type(block), self.before.get_submodule(scope)
         block.__class__ = made
         kept = {norm: (norm.activation, norm.negative_slope) for norm in fused}
         for norm, (activation, slope) in fused.items():
-            norm.activation, norm.negative_slope = activation, slope or _Fast.negative_slope
+            norm.activation, norm.negative_slope = activation, slope or _BatchNormBase.negative_slope
         reason = ""
         # The same code over the same kinds of modules need not be tried again.
         key = (made, tuple(type(m) for m in block.modules()), tuple(sorted(map(str, fused.values()))))
@@ -386,7 +386,7 @@ def _after(graph: Graph, call: Call) -> _Tail | str:
     if len(call.inputs) != 1 or len(call.outputs) != 1:
         return "it is called with more than one tensor"
     value = call.outputs[0]
-    reader = _only_reader(graph, value, "what it makes")
+    reader = _only_reader(graph, value, "its output")
     if isinstance(reader, str):
         return reader
     if _activates(reader):

@@ -1,4 +1,4 @@
-"""The other half of a certificate, for verbs after which training goes on: the same gradients and statistics."""
+"""Compare gradients and statistics before and after a verb whose result is trained further."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchnorm.calling import call_with, failed_in_training, in_training
 from batchnorm.errors import BatchNormError, NotEquivalent
 from batchnorm.kernels.fallback import readable, readable_gradient
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.nested import few_samples, fresh, tensors_in
 from batchnorm.preserve import in_mode, parameters, untouched
 from batchnorm.records import Certificate
@@ -105,7 +105,7 @@ def step(
 def _read_rightly(model: nn.Module) -> None:
     """Hook torch's BN layers so that their gradients are right in every layout (docs/upstream.md)."""
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, (_Fast, torch.jit.ScriptModule)):
+        if isinstance(module, _BatchNorm) and not isinstance(module, (_BatchNormBase, torch.jit.ScriptModule)):
             module.register_forward_pre_hook(
                 lambda module, given: (
                     (readable(given[0]), *given[1:]) if given and isinstance(given[0], Tensor) else None
@@ -300,7 +300,7 @@ def _two_steps(
 
 
 def _check_numbers(old: Step, when: str, verb: str) -> None:
-    """Refuse to compare with NaN, which nothing is equal to."""
+    """Raise if there is NaN to compare with, which equals nothing."""
     for kind in ("outputs", "gradients"):
         for name, tensor in old.kinds[kind].items():
             if tensor is not None and bool(tensor.isnan().any()):

@@ -1,4 +1,4 @@
-"""``insert``: line 1 to 5 of Algorithm 2. A network without BN becomes one with it."""
+"""``insert``: add BN to a network without it (lines 1 to 5 of Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def insert(
     1 module changed
       0: norm None -> BatchNorm2d(8), bias 8 values -> None
     1 left alone
-      3: no nonlinearity follows: the model returns what it makes
+      3: no nonlinearity follows: the model returns its output
 
     By default, a norm goes behind every convolution and linear layer whose output goes into a nonlinearity, a module or
     a function, and nowhere else. ``where`` chooses other places: names of layers, or ``where(name, module) -> bool``,
@@ -89,7 +89,7 @@ def insert(
     report: layers called several times, a norm that is there already. Behind a linear layer over the last axis of a
     sequence the features are the channels, and every position is a row of the batch, padding included.
 
-    A forward that somebody wrote cannot be changed, so the layer itself becomes one that is followed by a norm (see
+    A model's forward cannot be changed, so the layer itself becomes one that is followed by a norm (see
     `batchnorm.layers.normed.Normed`): the same object and class, the same keys, and the norm's under ``<name>.norm``.
     `fold` takes it away again, unless the layer's class has a forward of its own.
 
@@ -242,9 +242,9 @@ def _unfit(graph: Graph, layer: nn.Module) -> str:
         return "it does not return one tensor"
     shape = graph.values[calls[0].outputs[0]].shape
     if isinstance(layer, _ConvNd) and len(shape) != len(layer.kernel_size) + 2:
-        return f"what it makes has the shape {list(shape)}, without a batch: give an example of several samples"
+        return f"its output has the shape {list(shape)}, without a batch: give an example of several samples"
     if len(shape) < 2:
-        return f"what it makes has the shape {list(shape)}, without a batch and channels"
+        return f"its output has the shape {list(shape)}, without a batch and channels"
     return ""
 
 
@@ -264,14 +264,14 @@ def _activation(graph: Graph, call: Call) -> Call | str:
     value = call.outputs[0]
     while True:
         if graph.feeds_output(value):
-            return "the model returns what it makes"
+            return "the model returns its output"
         readers = graph.consumers(value)
         if len(readers) != 1 or not (readers[0].passes or _moves(readers[0])):
             break
         value = readers[0].outputs[0]
     others = [r.name for r in readers if not _is_activation(r)]
     if others or not readers:
-        return f"what it makes goes to {', '.join(others) or 'nothing'}"
+        return f"its output goes to {', '.join(others) or 'nothing'}"
     return readers[0]
 
 

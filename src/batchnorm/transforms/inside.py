@@ -1,11 +1,11 @@
-"""What ``fuse`` does with BN classes that run an activation inside, as timm's: ours, with the activation in it."""
+"""``fuse`` for BN classes that contain an activation, such as timm's: replace them by ours with ``activation=``."""
 
 from __future__ import annotations
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.followed import Followed
 from batchnorm.transforms.bricks import MEMORY, SeenShape, become, build, children_behind
 from batchnorm.transforms.rewrite import activation_of
@@ -31,13 +31,13 @@ def become_ours(layer: _BatchNorm) -> str:
     normalisation as before; a ReLU, ReLU6 or LeakyReLU that runs first becomes part of it.
     """
     name = type(layer).__name__
-    if isinstance(layer, _Fast) or not isinstance(layer, _DIMENSIONS):
+    if isinstance(layer, _BatchNormBase) or not isinstance(layer, _DIMENSIONS):
         return f"its class {name} is not torch's"
     after = children_behind(layer)
     if isinstance(after, str):
         return f"its class {name} is not torch's: {after}"
     new, _ = build(layer, "batch", SeenShape(), {}, layer.weight is not None)
-    assert isinstance(new, _Fast)
+    assert isinstance(new, _BatchNormBase)
     plain = type(new)
     become(layer, new, after)
     vars(layer).pop(MEMORY, None)  # without the activation inside, the class it had would be another function

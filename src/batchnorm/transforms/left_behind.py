@@ -1,4 +1,4 @@
-"""Warn when an optimizer goes on with the parameters of a model of which a verb returned a changed copy."""
+"""Warn when an optimizer still holds the parameters of a model after a verb returned a changed copy of it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ _handles: list[RemovableHandle] = []
 
 
 def left_behind(old: nn.Module, new: nn.Module, verb: str, *, inplace: bool = False, trains: bool = True) -> None:
-    """Watch for an optimizer that goes on training ``old``, of which a verb has just returned the changed copy ``new``.
+    """Watch for an optimizer that keeps training ``old`` after a verb has returned the changed copy ``new``.
 
     >>> import batchnorm as bn
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))

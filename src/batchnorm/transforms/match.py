@@ -1,4 +1,4 @@
-"""The calibrated match: gamma and beta that give a converted norm the means and variances that the old one gave."""
+"""Set gamma and beta of a converted norm so that its output has the means and variances of the old one's."""
 
 from __future__ import annotations
 
@@ -142,10 +142,10 @@ def match(
     found, wanted = tally.moments, goal.moments
     if found is None or wanted is None or tally.count < 2:
         return [Change(path, "match", None, "not possible: the data do not reach it")]
-    told = []
+    changes = []
     if isinstance(norm, _BatchNorm):
         found = _take_statistics(norm, found, tally.count, len(batches))
-        told = [Change(path, "statistics", None, f"of {tally.examples} examples")]
+        changes = [Change(path, "statistics", None, f"of {tally.examples} examples")]
     weight, bias = norm.weight, norm.bias
     assert isinstance(weight, Tensor)
     assert isinstance(bias, Tensor)
@@ -156,7 +156,7 @@ def match(
     scale = torch.where(flat, weight.double(), torch.where(weight < 0, -scale, scale))
     weight.copy_(scale)
     bias.copy_(wanted.mean - weight.double() * found.mean)  # from gamma as it is stored
-    return [*told, Change(path, "weight", old[0], short(weight)), Change(path, "bias", old[1], short(bias))]
+    return [*changes, Change(path, "weight", old[0], short(weight)), Change(path, "bias", old[1], short(bias))]
 
 
 def _core(norm: nn.Module) -> Callable[[Tensor], Tensor]:

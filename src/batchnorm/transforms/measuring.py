@@ -1,4 +1,4 @@
-"""What the verbs that measure statistics share: which layers, how they are watched over batches, and the way back."""
+"""Shared by the verbs that measure statistics: find the layers, observe them over batches, restore their state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from batchnorm.checks import report_nonfinite
 from batchnorm.errors import BatchNormError, printable
 from batchnorm.layers.accumulate import shown
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.foreign import keeps_statistics
 from batchnorm.layers.switches import from_batch, turned
 from batchnorm.preserve import attributes, hooks
@@ -81,9 +81,9 @@ def observing(model: nn.Module, seen: Mapping[_BatchNorm, Tally]) -> Iterator[li
         if not active[0]:
             return
         x, mask = shown(layer, arguments, keywords)
-        if isinstance(layer, _Fast) and layer.one_value == "running" and layer._has_one_value(x, mask):
+        if isinstance(layer, _BatchNormBase) and layer.one_value == "running" and layer._has_one_value(x, mask):
             return  # the layer does not use its moments either
-        if not isinstance(layer, _Fast) and x.dim() > 1 and x.shape[1] and x.numel() == x.shape[1]:
+        if not isinstance(layer, _BatchNormBase) and x.dim() > 1 and x.shape[1] and x.numel() == x.shape[1]:
             raise BatchNormError(
                 f"a batch gives a {type(layer).__name__} one value per channel, {list(x.shape)}, which has no variance",
                 do="leave such a batch out (drop_last=True), or give larger ones",
@@ -138,14 +138,14 @@ class State:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Put everything back."""
+        """Restore modes and tensors."""
         self.put_modes_back()
         for tensor, value in self.values:
             tensor.copy_(value)
 
 
 class Measured:
-    """A model with new statistics, what was done to it, and the way back."""
+    """A model with new statistics, the report of the changes, and `restore`."""
 
     def __init__(self, model: nn.Module, state: State) -> None:
         self.model = model
@@ -154,11 +154,11 @@ class Measured:
         self._state = state
 
     def figures(self) -> dict[str, Any]:
-        """Return what was counted and estimated, for programs."""
+        """Return the counts and estimates as a dictionary."""
         return {"batches": self.batches}
 
     def to_json(self) -> str:
-        """Serialise what was done and what was counted, as the reports of other verbs do.
+        """Return the report and the counts as JSON, like the reports of other verbs.
 
         >>> model = nn.BatchNorm1d(1)
         >>> '"batches": 0' in Measured(model, State(model, [model])).to_json()
@@ -178,7 +178,7 @@ class Measured:
         return f"<p>{escape(repr(self))}</p>{self.report._repr_html_()}"
 
     def restore(self) -> nn.Module:
-        """Put statistics, gamma, beta, modes and ``requires_grad`` back as they were, exactly; return the model."""
+        """Restore statistics, gamma, beta, modes and ``requires_grad`` exactly. Returns the model."""
         self._state.put_back()
         return self.model
 
@@ -193,7 +193,7 @@ class Measured:
 
 @torch.no_grad()
 def replaced(path: str, layer: _BatchNorm, mean: Tensor, var: Tensor) -> Iterator[Change]:
-    """Write new running statistics into a layer, and say what they were."""
+    """Write new running statistics into a layer, and yield the changes."""
     for name, value in (("running_mean", mean), ("running_var", var)):
         buffer = getattr(layer, name)
         old = short(buffer)
@@ -202,7 +202,7 @@ def replaced(path: str, layer: _BatchNorm, mean: Tensor, var: Tensor) -> Iterato
 
 
 def streamed(batches: Any, verb: str) -> Iterable[Any]:
-    """Return batches to go through: a tensor or a dictionary is one of them; what cannot be gone through is refused.
+    """Return an iterable of batches: a tensor or a dictionary is one batch. Anything not iterable raises.
 
     >>> len(list(streamed(torch.ones(4, 2), "calibrate"))), len(list(streamed(torch.ones(0, 2), "calibrate")))
     (1, 0)
@@ -232,7 +232,7 @@ def no_batches(verb: str) -> BatchNormError:
 def bar(
     batches: Iterable[Any], words: str, progress: bool | None
 ) -> Iterator[tuple[Iterable[Any], Callable[[str], None]]]:
-    """Hand out the batches, shown as a bar on a terminal (None) or always (True), and a function that adds words to it.
+    """Yield the batches with a progress bar (None: on a terminal only), and a function that adds text to it.
 
     >>> with bar([1, 2], "calibrating", progress=False) as (batches, say):
     ...     list(batches)

@@ -1,4 +1,4 @@
-"""Which linear layers stand before and after a BN layer, so that they can take up its scale and shift."""
+"""Find the linear layers before and after a BN layer that can absorb its scale and shift."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from torch import nn
 
 from batchnorm.dataflow import Call, Graph
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.transforms.affine import CONVOLUTIONS, LINEAR, Affine, axes_of, is_norm, is_plain, unfit
 from batchnorm.transforms.passing import flattened, joined, keeps_rows, moved, parts, passes
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A call of a linear layer, and what is to happen to what it makes (or to what it reads)."""
+    """A call of a linear layer, and what is to happen to its output (or its input)."""
 
     call: Call
     affine: Affine
@@ -131,7 +131,7 @@ class Neighbours:
         while waiting:
             value, axis, part = waiting.pop()
             if self.graph.feeds_output(value):
-                return "the model returns what it makes"
+                return "the model returns its output"
             for reader in self.graph.consumers(value):
                 further = self._further(reader, value, axis, part)
                 if isinstance(further, str):
@@ -146,7 +146,7 @@ class Neighbours:
                 if reader.index in found:
                     return f"{reader.name} reads it twice"
                 found[reader.index] = Piece(reader, part)
-        return list(found.values()) or "nothing reads what it makes"
+        return list(found.values()) or "nothing reads its output"
 
     def _further(self, reader: Call, value: int, axis: int, affine: Affine) -> tuple[int, Affine] | str | None:
         """What becomes of the scale and the shift behind a reader that they pass, and on which axis; None of others."""
@@ -211,8 +211,8 @@ def main(call: Call) -> int | None:
 
 
 def finishes(norm: nn.Module, calls: list[Call]) -> bool:
-    """Whether more than BN happens in a layer: an activation, a residual, submodules of a class of somebody's own."""
-    if isinstance(norm, _Fast) and (norm.activation or any(len(call.arguments) > 1 for call in calls)):
+    """Whether more than BN happens in a layer: an activation, a residual, submodules of a user's class."""
+    if isinstance(norm, _BatchNormBase) and (norm.activation or any(len(call.arguments) > 1 for call in calls)):
         return True
     return any(type(child) is not nn.Identity for child in norm.children())  # also of a class that was converted
 

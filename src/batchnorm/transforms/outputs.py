@@ -1,4 +1,4 @@
-"""Run models and compare what they return: differences, random inputs, and what rounding alone does."""
+"""Run models and compare their outputs: differences, random inputs, and the effect of rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scale and a shift of the channels pass through unchanged: pooling, upsampling, reshaping, cat, sums.
+"""Operations that a scale and shift of the channels can be moved across: pooling, upsampling, reshaping, cat, sums.
 
 BN is ``scale * x + shift`` for every channel, axis 1. Where ``f(scale * x + shift)`` is ``scale * f(x) + shift``, it
 may as well stand on the other side of ``f``, and so reach a convolution or a linear layer there.
@@ -127,7 +127,7 @@ def flattened(graph: Graph, call: Call) -> int:
 
 
 def keeps_rows(graph: Graph, call: Call) -> bool:
-    """Whether a call only arranges the rows of a tensor anew: each keeps its numbers, in the last axis.
+    """Whether a call only rearranges the rows of a tensor: each keeps its values, in the last axis.
 
     >>> from batchnorm import trace
     >>> graph = trace(nn.Sequential(nn.Flatten(0, 1)), torch.randn(2, 3, 4))

@@ -1,4 +1,4 @@
-"""``recipe``: what else section 4.2.1 of the paper changed, so that a network with BN trains as fast as it can."""
+"""``recipe``: the other changes of section 4.2.1 of the paper, with which a network with BN trains faster."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _schedule(scheduler: Any, optimizers: tuple[Optimizer, ...], faster: float) 
         raise BatchNormError(
             f"how to make a {type(scheduler).__name__} faster is not known (known: {known})",
             where=_HERE,
-            do="make the scheduler anew after recipe(), with its times divided",
+            do="make a new scheduler after recipe(), with its times divided",
         )
 
     def change(factor: float) -> list[Change]:

@@ -1,4 +1,4 @@
-"""A module's forward, traced by torch.fx and written anew with fused layers; the module stays what it was.
+"""Trace a module's forward by torch.fx and rewrite it with fused layers; the module object stays the same.
 
 The new code runs with the module's own submodules and parameters: only its class is exchanged for a subclass with
 another ``forward``. So ``state_dict``, ``isinstance``, hooks, ``deepcopy`` and ``pickle`` go on as before.
@@ -153,7 +153,7 @@ def _attribute_names(kind: type[nn.Module]) -> set[str]:
 
 
 class _Tracer(fx.Tracer):
-    """Looks into a module's own forward and nowhere else, but for the Sequentials that it is told of."""
+    """Looks into a module's own forward and nowhere else, except for the Sequentials to inline."""
 
     def __init__(self, inline: frozenset[str]) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ def _match_one(norm: fx.Node, want: Wanted, block: nn.Module, order: Mapping[fx.
     if want.residual:
         summed = _reader(norm)
         if summed is None:
-            return "several read what it makes"
+            return "several calls read its output"
         added = _addends(summed)
         if added is None:
             return f"{summed} follows, which is not a plain sum"

@@ -1,4 +1,4 @@
-"""A line on the terminal that says what a verb is doing, for verbs that take long because they run the model."""
+"""A status line on the terminal, for verbs that take long because they run the model."""
 
 from __future__ import annotations
 

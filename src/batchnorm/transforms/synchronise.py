@@ -1,4 +1,4 @@
-"""What ``convert`` does for "sync" and back: a layer's class gets a subclass that synchronises what it computes."""
+"""Convert layers to "sync" and back: a layer's class gets a subclass that synchronises its statistics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from batchnorm.distributed.groups import active
 from batchnorm.distributed.sums import alone
 from batchnorm.errors import BatchNormError
 from batchnorm.functional import moments, normalize
-from batchnorm.layers.batch import Tensors, _Fast
+from batchnorm.layers.batch import Tensors, _BatchNormBase
 from batchnorm.layers.channel_norms import BatchNorm
 from batchnorm.layers.masked import MaskedBatchNorm
 from batchnorm.layers.sync import SyncBatchNorm, Synchronised
@@ -66,12 +66,12 @@ def _unfit(layer: _BatchNorm) -> str:
         return LAZY
     if isinstance(layer, TORCHS) and cls is not TORCHS:
         return f"{cls.__name__} is a subclass of torch's SyncBatchNorm, whose exchange cannot be replaced"
-    if isinstance(layer, _Fast) and layer.per_step:
+    if isinstance(layer, _BatchNormBase) and layer.per_step:
         return "it keeps statistics for every time step, which are not exchanged"
-    if isinstance(layer, _Fast):
-        own = [name for name in _OWN_WAYS if getattr(cls, name) is not getattr(_Fast, name)]
+    if isinstance(layer, _BatchNormBase):
+        own = [name for name in _OWN_WAYS if getattr(cls, name) is not getattr(_BatchNormBase, name)]
         return f"a {cls.__name__} has statistics of its own ({', '.join(own)}), not the batch's" if own else ""
-    taken = [name for name in (*_Fast.additions, "learn", "dimensions") if hasattr(layer, name)]
+    taken = [name for name in (*_BatchNormBase.additions, "learn", "dimensions") if hasattr(layer, name)]
     return f"{cls.__name__} has attributes that mean something else in ours: {', '.join(taken)}" if taken else ""
 
 
@@ -90,7 +90,7 @@ def separate(layer: _BatchNorm) -> str:
         return "it is not synchronised"
     was = getattr(layer, "_was", None)
     if was is None and cls is not SyncBatchNorm:
-        return f"{cls.__name__} is a class of its own"
+        return f"{cls.__name__} is a custom class"
     for name in ("_held", "_path", "_was"):
         vars(layer).pop(name, None)
     plain: Any = BatchNorm if was is None or was is TORCHS else was
@@ -113,7 +113,8 @@ def synchronised(cls: type[_BatchNorm]) -> type[_BatchNorm]:
     if cls in _made:
         return _made[cls]
     body: dict[str, Any] = {"_was": cls, "__reduce_ex__": _reduce, "__doc__": cls.__doc__, "__module__": __name__}
-    if _forwards_itself(cls) and not issubclass(cls, _Fast):  # a class of ours normalises by `_apply_to` or not at all
+    # Our own classes normalise by `_apply_to` or not at all.
+    if _forwards_itself(cls) and not issubclass(cls, _BatchNormBase):
 
         def forward(self: Any, *given: Any, **named: Any) -> Any:
             vars(self)["_ran"] = False
@@ -146,7 +147,7 @@ def synchronised(cls: type[_BatchNorm]) -> type[_BatchNorm]:
 
 
 def _forwards_itself(cls: type[_BatchNorm]) -> bool:
-    return cls.forward not in (_BatchNorm.forward, _Fast.forward)
+    return cls.forward not in (_BatchNorm.forward, _BatchNormBase.forward)
 
 
 def _reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
@@ -199,15 +200,15 @@ def _tried(layer: _BatchNorm) -> str:
     name = type(layer).__name__
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        told = ""
+        problem = ""
         for shape in trial_shapes(layer):
             try:
-                told = _tried_on(layer, shape)
+                problem = _tried_on(layer, shape)
             except Exception as error:
-                told = f"{name} could not be tried on a batch: {type(error).__name__}: {error}"
-            if not told:
+                problem = f"{name} could not be tried on a batch: {type(error).__name__}: {error}"
+            if not problem:
                 return ""
-        return told
+        return problem
 
 
 def trial_shapes(layer: _BatchNorm) -> tuple[tuple[int, ...], ...]:

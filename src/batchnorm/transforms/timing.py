@@ -1,4 +1,4 @@
-"""Several ways to run a model, timed in turn: the times, which way is fastest beyond noise, and the report of it."""
+"""Time several ways to run a model in turn, and report which is fastest beyond noise."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Acceleration(Report):
         lines = [super().__str__()]
         if self.times and self.chosen == WAS:
             lines.append(
-                f"{self.timed} takes {self.times[0].median:.3g} s, and nothing that was tried is surely faster"
+                f"{self.timed} takes {self.times[0].median:.3g} s, and nothing that was tried is reliably faster"
             )
             for ratios in (replace(self, chosen=str(m.setting["contender"])).speedups for m in self.times[1:]):
                 lines.append(f"  {_in_words(ratios)}")

@@ -1,4 +1,4 @@
-"""The certificate of a verb: the same outputs, before and after, on the example and on random inputs like it."""
+"""The certificate of a verb: equal outputs before and after, on the example and on random inputs like it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from batchnorm.transforms.stages import stage
 
 
 def check_tolerance(tolerance: Any, where: str) -> None:
-    """Refuse a tolerance that nothing could be within, or that is no number.
+    """Raise for a tolerance that nothing could be within, or that is not a number.
 
     >>> check_tolerance(float("nan"), "fold")
     Traceback (most recent call last):
@@ -46,7 +46,7 @@ def check_tolerance(tolerance: Any, where: str) -> None:
 
 
 def check_arguments(model: Any, forward: Any, tolerance: Any, where: str) -> None:
-    """Refuse what no verb that watches a run and compares outputs can work with.
+    """Raise for inputs on which a verb cannot watch a run and compare outputs.
 
     >>> check_arguments(nn.ReLU(), "model(x)", None, "fold")
     Traceback (most recent call last):
@@ -200,7 +200,7 @@ def _tells(tensor: Tensor) -> bool:
 
 
 def _check_numbers(outputs: list[Tensor], model: nn.Module, given: Any, run: Forward, verb: str) -> None:
-    """Refuse to certify by outputs that cannot be compared."""
+    """Raise if the outputs cannot be compared."""
     if not outputs:
         raise BatchNormError(
             "the model returned no tensors, so there is nothing to compare", where=verb,
@@ -232,7 +232,7 @@ def _first_nan(model: nn.Module, given: Any, run: Forward) -> str:
 
 
 def _check_steady(old: list[Tensor], model: nn.Module, given: Any, run: Forward, verb: str) -> None:
-    """Refuse a model that gives something else each time, before the change is blamed for it."""
+    """Raise for a model whose output differs from run to run, before the change is blamed for it."""
     again = outputs_of(model, given, run)
     if [t.shape for t in old] != [t.shape for t in again] or difference(old, again)[0] > 0:
         raise BatchNormError(

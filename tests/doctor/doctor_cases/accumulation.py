@@ -92,7 +92,7 @@ def critic(monitor, set_to_none=True):
         for _ in range(16):
             for _ in range(5):
                 steps[judge].zero_grad()
-                judge(generator(torch.randn(8, 3))).mean().backward()  # nobody detached the images
+                judge(generator(torch.randn(8, 3))).mean().backward()  # the images are not detached
                 steps[judge].step()
             steps[generator].zero_grad(set_to_none=set_to_none)
             judge(generator(torch.randn(8, 3))).mean().backward()

@@ -46,7 +46,7 @@ def train(monitor, batches, model=None, tell=True):
     with monitor(model, optimizer) as run:
         for x, y in batches:
             if tell:
-                run.told(y)
+                run.set_labels(y)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
@@ -80,5 +80,5 @@ HEALTHY_RUNS = {
     "shuffled": lambda monitor: train(monitor, data(shuffled, examples=1536)),
     "balanced": lambda monitor: train(monitor, data(balanced, examples=1536)),
     "classes that do not differ": lambda monitor: train(monitor, data(in_order, apart=0.0, examples=1536)),
-    "not told": lambda monitor: train(monitor, data(in_order, examples=1536), tell=False),
+    "no labels": lambda monitor: train(monitor, data(in_order, examples=1536), tell=False),
 }

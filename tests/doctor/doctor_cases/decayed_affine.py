@@ -84,9 +84,7 @@ class Scaled(torch.optim.Optimizer):
 
 
 SICK = {
-    "an optimiser of somebody else's": lambda: trained(
-        lambda m: Scaled(m.parameters(), lr=0.1, weight_decay=1e-4, spare=False)
-    ),
+    "a user's own optimiser": lambda: trained(lambda m: Scaled(m.parameters(), lr=0.1, weight_decay=1e-4, spare=False)),
     "all parameters": lambda: trained(
         lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
     ),

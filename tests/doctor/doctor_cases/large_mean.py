@@ -21,7 +21,7 @@ def one_channel():
 
 
 class Swish(nn.BatchNorm2d):
-    """A layer of somebody's own class."""
+    """A layer of a user's class."""
 
     def forward(self, x):
         return nn.functional.silu(super().forward(x))

@@ -88,7 +88,7 @@ def new_head():
 
 
 def dcgan():
-    """Gammas that begin as random numbers about 1, in a network that nobody has trained."""
+    """Gammas that begin as random numbers about 1, in an untrained network."""
     model = network()
     for layer in (model[1], model[4]):
         nn.init.normal_(layer.weight, 1.0, 0.02)
@@ -115,7 +115,7 @@ def only_layers(model, step):
 
 
 def validates_first(monitor):
-    """A sanity check before the first epoch, as Lightning's, and nobody calls train() after it: BN105 says that."""
+    """A sanity check before the first epoch, as Lightning's, and train() is not called after it: BN105 says that."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with monitor(model, optimizer, select=["BN105", "BN202"]) as watching:
@@ -206,7 +206,7 @@ HEALTHY = {
     "trained": lambda: {"model": trained()[0].eval()},
     "a layer that the example does not reach": lambda: two_heads(example=torch.randn(4, 3)),
     "a layer with no trace of training": two_heads,
-    "the only layer, and nobody calls it": lambda: {"model": Uncalled().eval(), "example": torch.randn(4, 3)},
+    "the only layer, and it is never called": lambda: {"model": Uncalled().eval(), "example": torch.randn(4, 3)},
     "on no device": lambda: {"model": nn.BatchNorm1d(3, device="meta").eval()},
     "no running statistics": lambda: {"model": trained(track_running_stats=False)[0].eval()},
     "no BN": lambda: {"model": nn.Linear(2, 2).eval()},

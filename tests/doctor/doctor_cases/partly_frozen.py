@@ -65,7 +65,7 @@ class OwnForward(nn.BatchNorm2d):
 
 
 class Distilled(nn.Module):
-    """A student and the fixed teacher whose outputs it learns, which nobody put into evaluation mode."""
+    """A student and the fixed teacher whose outputs it learns, which was not put into evaluation mode."""
 
     def __init__(self, teacher=None, gradients=True):
         super().__init__()
@@ -342,7 +342,7 @@ def no_gradient(model, epoch):
 
 
 def teacher():
-    """A momentum encoder that nobody told not to require gradients."""
+    """A momentum encoder whose parameters still require gradients."""
     model = Momentum()
     model.key.requires_grad_(True)
     return model

@@ -22,7 +22,7 @@ class Labels(nn.Module):
 
 
 class Unused(nn.Module):
-    """A model with a second head that nobody calls."""
+    """A model with a second head that is never called."""
 
     def __init__(self, model):
         super().__init__()

@@ -46,12 +46,12 @@ def forgotten_part():
     return model
 
 
-NO_FIX = ("no running statistics", "exported already", "exported and decomposed", "told to use the batch")
+NO_FIX = ("no running statistics", "exported already", "exported and decomposed", "set to use the batch")
 SICK = {
     "training mode": lambda: to_export(network()),
     "one layer in training mode": lambda: to_export(forgotten_part()),
     "no running statistics": lambda: to_export(network(track_running_stats=False).eval()),
-    "told to use the batch": lambda: to_export(nn.Sequential(bn.BatchNorm2d(3, statistics="batch")).eval()),
+    "set to use the batch": lambda: to_export(nn.Sequential(bn.BatchNorm2d(3, statistics="batch")).eval()),
     "exported already": lambda: exported(network()),
     "exported and decomposed": lambda: exported(network(), decomposed=True),
 }

@@ -38,7 +38,7 @@ def keeps(model, x):
 
 
 def only_measures(monitor):
-    """A pass over the data without gradients, and no training: somebody measures statistics."""
+    """A pass over the data without gradients, and no training: the statistics are being recomputed."""
     model = nn.BatchNorm1d(3)
     with monitor(model), torch.no_grad():
         for x in torch.randn(3, 8, 3):
@@ -118,7 +118,7 @@ def sanity_check(monitor):
 
 
 def with_gradients(monitor, validate, epochs=2, batches=4, model=None):
-    """Validation without no_grad(): nobody asks for the gradients."""
+    """Validation without no_grad(): the gradients are not used."""
     model = model or network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with monitor(model, optimizer):

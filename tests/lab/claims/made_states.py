@@ -1,4 +1,4 @@
-"""Claims that nobody makes, in every state: what the table on the terminal and the page are tried with."""
+"""Made-up claims in every state, for tests of the table on the terminal and of the page."""
 
 import math
 

@@ -117,7 +117,7 @@ def test_list_show_compare_and_clean(lab):
         (["run", "algebra", "--all"], "--all is given beside names"),
         (["run", "train", "algebra"], "train is an experiment"),
         (["run", "train", "--on", "mars"], "--on is 'mars'; give local, ray or ray://HOST:PORT"),
-        (["run", "train", "--data", "nowhere"], "--data is nowhere, which is no folder"),
+        (["run", "train", "--data", "nowhere"], "--data is nowhere, which is not a folder"),
         (["run", "train", "--store", "/proc/nothing"], "/proc"),
         (["clean", "--store", "."], "nothing says what to delete"),
     ],

@@ -1,4 +1,4 @@
-"""Runs that come from somebody else, or were damaged: named in one sentence, left alone, and no other run suffers."""
+"""Untrusted or damaged runs: named in one sentence, left alone, and no other run is affected."""
 
 import dataclasses
 import json
@@ -250,7 +250,7 @@ def test_a_kill_between_the_last_checkpoint_and_the_result(tmp_path):
 )
 def test_checkpoints_that_say_what_cannot_be(tmp_path, about):
     save_file({"w": torch.ones(1)}, tmp_path / CHECKPOINT, {"batchnorm": about})
-    with pytest.raises(bn.BatchNormError, match="it is no checkpoint of a run"):
+    with pytest.raises(bn.BatchNormError, match="it is not a checkpoint of a run"):
         read_checkpoint(tmp_path / CHECKPOINT)
 
 

@@ -108,7 +108,7 @@ def test_a_damaged_file_is_named(tmp_path, file, content, words):
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 100, None])
 def test_a_damaged_checkpoint_is_named(tmp_path, content):
     folder = added(tmp_path)
-    if content is None:  # a checkpoint of somebody else
+    if content is None:  # a checkpoint of another program
         from safetensors.torch import save_file
 
         save_file({"w": torch.ones(1)}, folder.path / CHECKPOINT)

@@ -30,7 +30,7 @@ That repairs the running statistics. For the noise of small batches use `batchno
 statistics, or a norm that does not look across examples.
 
 ## Fix safety
-None by machine: the loop has to say where a step begins and ends.
+No automatic fix: the loop has to say where a step begins and ends.
 
 ## References
 - ultralytics/yolov5#1630
@@ -82,8 +82,8 @@ class _Watcher(Watcher):
         self.given.clear()
         yield from ()
 
-    def short(self, run: TrainingRun) -> str:
-        return self.turns.short
+    def too_short(self, run: TrainingRun) -> str:
+        return self.turns.too_short
 
     def on_end(self, run: TrainingRun) -> Iterator[Finding]:
         for path, turns in self.turns.end(run):

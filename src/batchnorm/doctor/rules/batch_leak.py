@@ -3,7 +3,7 @@
 ## What it does
 Compares how much the class counts of batches differ with what chance would make of the same examples, and, where that
 is too much, how much the batch means at the BN layers do. It needs the labels: batches that are (input, label) pairs in
-a check, ``run.told(labels)`` before each call in a training run.
+a check, ``run.set_labels(labels)`` before each call in a training run.
 
 What it cannot see: whether two encoders of a contrastive loss get the same batch in the same order. A key encoder that
 follows by a moving average and runs in training mode is harmful in MoCo, whose loss tells the examples of a batch
@@ -27,7 +27,7 @@ loader = DataLoader(ImageFolder(root), batch_size=32, shuffle=True)
 ```
 
 ## Fix safety
-None by machine: the data has to be shuffled.
+No automatic fix: the data has to be shuffled.
 
 ## References
 - facebookresearch/moco#46, facebookresearch/moco#137
@@ -51,7 +51,7 @@ from batchnorm.preserve import in_mode
 from batchnorm.records import Finding
 
 BATCHES = 32  # whose classes are counted before one judges
-MEASURED = 12  # of which the means are looked at
+MEASURED = 12  # sampled batches
 STRIDE = 1024  # at most, from one batch that is looked at to the next
 SPREAD = 2.0  # times as much as by chance
 SURE = 8.0  # standard deviations of chance
@@ -161,7 +161,7 @@ def _judge(
 
 
 class _Watcher(Watcher):
-    """First counts the classes that it is told; only where they are grouped it looks at numbers.
+    """Counts the classes of the batches; only where they are grouped it reads activations.
 
     A sorted data set has many batches of one class in a row, so after looking in vain it looks at every second batch,
     then at every fourth, and so on, keeping half of what it has.
@@ -205,13 +205,13 @@ class _Watcher(Watcher):
                 yield from _judge(self.means, self.counts, spread(self.counts)[0], None, run.step)
                 self._look_farther()
 
-    def short(self, run: TrainingRun) -> str:
+    def too_short(self, run: TrainingRun) -> str:
         if self.judged or not self.calls:
             return ""
         return f"the labels of {self.calls} of {BATCHES} batches"
 
     def lacks(self, run: TrainingRun) -> str:
-        return "" if self.calls else "the class labels of the batches (run.told(labels))"
+        return "" if self.calls else "the class labels of the batches (run.set_labels(labels))"
 
     def _look_farther(self) -> None:
         self.counts, self.means = self.counts[::2], None

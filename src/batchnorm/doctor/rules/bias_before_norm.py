@@ -35,7 +35,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.records import Finding, Report
@@ -60,10 +60,10 @@ def look(subject: Subject) -> Iterator[Finding]:
                 )
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Drop the biases that were found, and no others."""
-    patient.model, report = drop_bias(
-        patient.model, patient.need("example", RULE.code), forward=patient.forward, optimizer=patient.optimizers,
+    repair.model, report = drop_bias(
+        repair.model, repair.need("example", RULE.code), forward=repair.forward, optimizer=repair.optimizers,
         modules=[finding.path for finding in findings],
     )  # fmt: skip
     return report

@@ -23,7 +23,7 @@ y = layer(x[:0])  # or: a rank without samples takes part with an empty batch
 ```
 
 ## Fix safety
-None by machine: the loop, the data or the branch has to change.
+No automatic fix: the loop, the data or the branch has to change.
 
 ## References
 - pytorch/pytorch#44957
@@ -73,8 +73,8 @@ def look(subject: Subject) -> Iterator[Finding]:
     if len(set(lengths)) > 1 and -1 not in lengths:
         yield _apart(layers[0][0], "batches", ranks, lengths)
     modes = [float(2 * a + b) for a, b in (uses(layer) for _, layer in layers)]
-    everybody = together.rows(torch.tensor(modes)).T.tolist()
-    for (path, _), modes in zip(layers, everybody, strict=True):
+    by_rank = together.rows(torch.tensor(modes)).T.tolist()
+    for (path, _), modes in zip(layers, by_rank, strict=True):
         if len({mode >= 2 for mode in modes}) > 1:
             training = [rank for rank, mode in zip(ranks, modes, strict=True) if mode >= 2]
             rest = [rank for rank in ranks if rank not in training]
@@ -92,10 +92,10 @@ def look(subject: Subject) -> Iterator[Finding]:
 def _apart(path: str, what: str, ranks: list[int], numbers: list[int]) -> Finding:
     most = max(set(numbers), key=numbers.count)
     stray = [rank for rank, n in zip(ranks, numbers, strict=True) if n != most]
-    told = ", ".join(f"rank {rank} has {n}" for rank, n in zip(ranks, numbers, strict=True) if rank in stray)
+    odd = ", ".join(f"rank {rank} has {n}" for rank, n in zip(ranks, numbers, strict=True) if rank in stray)
     return RULE.found(
         path,
-        f"{told} {what}, the other{'s have' if len(ranks) - len(stray) > 1 else ' has'} {most}: some will wait for "
+        f"{odd} {what}, the other{'s have' if len(ranks) - len(stray) > 1 else ' has'} {most}: some will wait for "
         "the others for ever",
         REPAIR,
         ranks=stray,

@@ -36,7 +36,7 @@ layer = bn.BatchNorm2d(64, statistics="batch")  # the batch's, always
 ```
 
 ## Fix safety
-Safe: the layer goes on to do what it does now, in training and in evaluation, and says so with explicit switches.
+Safe: the layer computes what it does now, in training and in evaluation, with explicit switches.
 Whether that is what was meant is for you to say. Where nothing sensible happens now (one buffer of two), there is no
 fix.
 
@@ -57,11 +57,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.preserve import in_mode
 from batchnorm.records import Change, Finding, Report
 from batchnorm.transforms.freeze import _OURS
@@ -83,19 +83,19 @@ def _of(path: str, layer: _NormBase, subject: Subject) -> Iterator[Finding]:
     tracks = bool(layer.track_running_stats)
     numbers: dict[str, Any] = {"track_running_stats": tracks, "buffers": sum(has), "training": layer.training}
     batch = isinstance(layer, _BatchNorm)
-    switched = isinstance(layer, _Fast) and (layer.statistics != "auto" or layer.update is not None)
+    switched = isinstance(layer, _BatchNormBase) and (layer.statistics != "auto" or layer.update is not None)
     if sum(has) == 1:
         there, missing = ("running_mean", "running_var") if has[0] else ("running_var", "running_mean")
         yield RULE.found(
             path, f"it has {there} but no {missing}: evaluation raises",
             "give it both (bn.calibrate measures them) or neither", severity="error", fix="none", **numbers,
         )  # fmt: skip
-    elif isinstance(layer, _Fast) and not all(has) and layer.statistics == "running":
+    elif isinstance(layer, _BatchNormBase) and not all(has) and layer.statistics == "running":
         yield RULE.found(
             path, "statistics='running', but it has no running statistics: every call raises",
             "build it with track_running_stats=True, and bn.calibrate it", severity="error", fix="none", **numbers,
         )  # fmt: skip
-    elif isinstance(layer, _Fast) and not all(has) and layer.update:
+    elif isinstance(layer, _BatchNormBase) and not all(has) and layer.update:
         yield RULE.found(
             path, "update=True, but it has no running statistics to update",
             "update=None, or build it with track_running_stats=True", **numbers,
@@ -167,7 +167,7 @@ class _Watcher(Watcher):
                 yield _stands_still(run, seen.path, layer, followed)
         if moves:
             followed.moved, followed.momentum = True, layer.momentum
-        elif isinstance(layer, _Fast) and layer.update is False:
+        elif isinstance(layer, _BatchNormBase) and layer.update is False:
             followed.moved = True  # it was switched off on purpose
 
 
@@ -191,7 +191,7 @@ def _stands_still(run: TrainingRun, path: str, layer: _BatchNorm, followed: _Fol
 
 
 def _switchable(layer: _NormBase) -> bool:
-    return isinstance(layer, _Fast) or type(layer) in _SWITCHABLE
+    return isinstance(layer, _BatchNormBase) or type(layer) in _SWITCHABLE
 
 
 def _as_built(layer: _NormBase) -> bool:
@@ -225,8 +225,8 @@ def _off(subject: Subject, layer: _NormBase, numbers: dict[str, Any]) -> str:
 
 def _untracked(path: str, layer: _NormBase, subject: Subject, numbers: dict[str, Any]) -> Iterator[Finding]:
     """A layer built without statistics, of which a single example is one value per channel."""
-    if isinstance(layer, _Fast) and layer.statistics == "batch":
-        return  # somebody said so
+    if isinstance(layer, _BatchNormBase) and layer.statistics == "batch":
+        return  # set on purpose
     for x in _inputs(subject, layer):
         if x.shape[0] > 2 and x.shape[2:].numel() == 1:
             with torch.no_grad():
@@ -245,26 +245,26 @@ def _untracked(path: str, layer: _NormBase, subject: Subject, numbers: dict[str,
             return
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Say with switches what the layers do now."""
     changes: list[Change] = []
-    modules = dict(patient.model.named_modules())
+    modules = dict(repair.model.named_modules())
     for path in dict.fromkeys(finding.path for finding in findings):
         layer = modules[path]
         assert isinstance(layer, _NormBase)
         if layer.running_mean is None:
-            if isinstance(layer, _Fast) and layer.update:
+            if isinstance(layer, _BatchNormBase) and layer.update:
                 changes.append(Change(path, "update", layer.update, None))
                 layer.update = None
             else:
                 changes.append(Change(path, "track_running_stats", True, False))
                 layer.track_running_stats = False
             continue
-        if not isinstance(layer, _Fast):
+        if not isinstance(layer, _BatchNormBase):
             ours = _OURS[type(layer)]
             changes.append(Change(path, "class", f"torch.nn.{type(layer).__name__}", f"batchnorm.{ours.__name__}"))
             layer.__class__ = ours
-        assert isinstance(layer, _Fast)
+        assert isinstance(layer, _BatchNormBase)
         changes.append(Change(path, "update", layer.update, False))
         layer.track_running_stats, layer.update = True, False
         layer.momentum = layer.momentum or 0.1

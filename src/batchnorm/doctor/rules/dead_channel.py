@@ -7,7 +7,7 @@ an example or data it measures whether the input of these channels really does n
 its running variance is wrong (BN209). Without, it says only what the running variance is.
 
 ## Why is this bad?
-A channel with gamma zero gives its beta whatever it is given; one whose input is constant gives a constant too. They
+The output of a channel with gamma zero is its beta; one whose input is constant gives a constant too. They
 cost memory and time like the others. Weight decay on gamma makes such channels, so do filters whose ReLU died, or
 whose input is constant. They can be pruned without changing the function, and are a sign when there are many.
 
@@ -65,8 +65,8 @@ def _of(norm: Norm, constant: Tensor | None, seen: InputVariances | None) -> Ite
     if faded is not None and norm.weight is not None and not bool(norm.weight.any()):
         yield RULE.found(
             norm.path,
-            f"its gamma is zero in all {size} channels, after {_batches(norm)} batches: it gives its beta "
-            "whatever it is given",
+            f"its gamma is zero in all {size} channels, after {_batches(norm)} batches: its "
+            "output is its beta for every input",
                 "check that gamma learns (requires_grad, the optimiser's parameters)",
             channels=size, dead=size, gamma_zero=size,
         )  # fmt: skip

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.optim import _NORMS
@@ -135,11 +135,11 @@ def _half_life(group: dict[str, Any]) -> int | None:
     return None if not 0.0 < rate < 1.0 else round(math.log(0.5) / math.log1p(-rate))
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Split the groups."""
-    paths = dict(patient.model.named_modules())
+    paths = dict(repair.model.named_modules())
     spared = {id(p): (f.path, name) for f in findings for name, p in paths[f.path]._parameters.items() if p is not None}
-    changes = [change for optimizer in patient.optimizers for change in _split(optimizer, spared)]
+    changes = [change for optimizer in repair.optimizers for change in _split(optimizer, spared)]
     return Report(tuple(changes))
 
 

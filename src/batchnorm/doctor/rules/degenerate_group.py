@@ -39,10 +39,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.switches import uses
 from batchnorm.preserve import in_mode, random_states
 from batchnorm.records import Change, Finding, Report
@@ -92,7 +92,7 @@ def _values(module: nn.Module, x: Tensor) -> int:
         return positions * module.num_channels // module.num_groups
     if isinstance(module, _InstanceNorm):
         return positions if x.dim() > 2 else 0
-    groups = module._groups(x) if isinstance(module, _Fast) else 1
+    groups = module._groups(x) if isinstance(module, _BatchNormBase) else 1
     return x.shape[0] * positions // max(groups, 1)
 
 
@@ -138,9 +138,9 @@ def _name(module: nn.Module) -> str:
     return type(module).__name__
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Make the groups larger."""
-    modules = dict(patient.model.named_modules())
+    modules = dict(repair.model.named_modules())
     changes = []
     for path in dict.fromkeys(finding.path for finding in findings):
         layer = modules[path]

@@ -56,7 +56,7 @@ from batchnorm.distributed.agreement import Together
 from batchnorm.distributed.board import Board
 from batchnorm.distributed.groups import members
 from batchnorm.doctor.gap import MEAN, VARIANCE
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Norm, Subject, norm_of, spread
 from batchnorm.doctor.tallies import layer_is_local
@@ -75,13 +75,13 @@ REPAIR = 'bn.convert(model, "sync") before training; now bn.calibrate with proce
 
 
 def look(subject: Subject) -> Iterator[Finding]:
-    """Compare everybody's statistics with those of all together."""
+    """Compare the statistics of each rank with those of all ranks together."""
     norms = [norm for norm in subject.norms if _flat(norm)]
     ranks = members(subject.process_group)
     for norm, parts in zip(norms, _of_all(norms, subject.process_group), strict=True):
         off, apart = distance(parts.mean, parts.var, *merged(parts)[1:], norm.eps)
         lost = ~(off.isfinite() & apart.isfinite())
-        if bool(lost.all()):  # nobody has statistics that could be compared, or all were merged with such
+        if bool(lost.all()):  # no rank has statistics to compare, or all were merged with bad ones
             lost = ~(parts.mean.isfinite().all(1) & parts.var.isfinite().all(1))
             if not bool(lost.any()) or bool(lost.all()):
                 continue
@@ -253,14 +253,14 @@ def _of_all(norms: Sequence[Norm], group: object) -> list[Moments]:
     return found
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Give every rank the statistics of all."""
-    modules = dict(patient.model.named_modules(remove_duplicate=False))
+    modules = dict(repair.model.named_modules(remove_duplicate=False))
     wanted = dict.fromkeys(finding.path for finding in findings)
     layers = [(path, layer) for path in wanted if isinstance(layer := modules[path], _BatchNorm)]
     norms = [Norm(path, None, None, m.running_mean, m.running_var, m.num_batches_tracked, m) for path, m in layers]
     changes: list[Change] = []
-    for (path, layer), parts in zip(layers, _of_all(norms, patient.process_group), strict=True):
+    for (path, layer), parts in zip(layers, _of_all(norms, repair.process_group), strict=True):
         whole = merged(parts)
         changes += replaced(path, layer, whole.mean, whole.var)
     return Report(tuple(changes))

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.layers.recompute import update_once
@@ -92,9 +92,9 @@ def _memory(momentum: float, times: float) -> str:
     return f", so that its momentum of {momentum:.3g} works as {1 - (1 - momentum) ** times:.2g}"
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Leave the statistics alone in a recomputation."""
-    update_once(patient.model)
+    update_once(repair.model)
     return Report(tuple(Change(finding.path, "updates per call", 2, 1) for finding in findings), {})
 
 

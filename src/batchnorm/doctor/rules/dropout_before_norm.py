@@ -21,7 +21,7 @@ nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5))
 ```
 
 ## Fix safety
-None by machine: where dropout goes is a matter of training. For a model that is trained already, `batchnorm.calibrate`
+No automatic fix: where dropout goes is a matter of training. For a model that is trained already, `batchnorm.calibrate`
 measures the statistics as evaluation has them, without dropout.
 
 ## References

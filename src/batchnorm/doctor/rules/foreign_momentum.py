@@ -2,7 +2,7 @@
 
 ## What it does
 Finds BN layers whose running statistics follow the last batch or two (momentum of 0.5 and more), whose momentum makes
-them unstable (outside of 0 to 1), or whose eps is so large that it is no guard against division by zero any more.
+them unstable (outside of 0 to 1), or whose eps is so large that it does more than prevent division by zero.
 
 ## Why is this bad?
 In torch, momentum is the weight of the new batch: 0.1 means that the running statistics are an average of about 19
@@ -25,7 +25,7 @@ nn.BatchNorm2d(64, momentum=1 - 0.99)
 
 ## Fix safety
 Safe for a momentum from 0.9 to 1 (without 1 itself), which becomes 1 - momentum: evaluation does not change until
-training goes on. Unsafe for one from 0.5 to 0.9. A momentum of 1 cannot come from Keras, where it would mean never to
+training continues. Unsafe for one from 0.5 to 0.9. A momentum of 1 cannot come from Keras, where it would mean never to
 learn; it is used on purpose, to take the statistics of one batch, and is only mentioned. Eps is part of the function,
 and is not changed.
 
@@ -43,7 +43,7 @@ from typing import Any
 
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.layers.switches import uses
@@ -67,7 +67,7 @@ def _momentum(path: str, momentum: float) -> Iterator[Finding]:
     if not 0.0 <= momentum <= 1.0:
         yield RULE.found(
             path,
-            f"momentum {momentum:g} weighs the old statistics by {1 - momentum:g}: they are no average any more",
+            f"momentum {momentum:g} weighs the old statistics by {1 - momentum:g}: they are no longer an average",
             "use a momentum from 0 to 1; torch's default is 0.1",
             severity="error", fix="none", momentum=momentum,
         )  # fmt: skip
@@ -119,9 +119,9 @@ def _eps(path: str, layer: _BatchNorm, new: bool) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Count the momentum torch's way."""
-    modules = dict(patient.model.named_modules())
+    modules = dict(repair.model.named_modules())
     changes = []
     for finding in findings:
         layer = modules[finding.path]

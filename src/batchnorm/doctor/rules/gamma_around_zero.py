@@ -46,7 +46,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Norm, Subject
 from batchnorm.records import Change, Finding, Report
@@ -118,9 +118,9 @@ def _found(path: str, gamma: Tensor, is_new: bool) -> Finding:
     )  # fmt: skip
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Add one to gamma, in place: optimisers keep it."""
-    modules = dict(patient.model.named_modules(remove_duplicate=False))
+    modules = dict(repair.model.named_modules(remove_duplicate=False))
     changes = []
     for path in dict.fromkeys(finding.path for finding in findings):
         gamma = modules[path].weight

@@ -7,7 +7,7 @@ the layer's arithmetic on what the layer is given, in float32 and in float64, an
 ## Why is this bad?
 The variance is a small difference of large numbers: written as E[x^2] - E[x]^2 it can come out negative, and in other
 ways it loses digits too. Normalised values are then off, in all channels that have such a mean (depth maps in
-millimetres, time stamps, prices, intensities that nobody centred). Squares of values above 1e19 are infinite, and the
+millimetres, time stamps, prices, intensities that were not centred). Squares of values above 1e19 are infinite, and the
 layer's output is 0. Our layers accumulate in double precision.
 
 ## Example
@@ -40,12 +40,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.doctor.patient import PLAIN, Patient, to_ours
+from batchnorm.doctor.repair import PLAIN, Repair, to_ours
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.tallies import SHARED, shared, training_norms
 from batchnorm.functional import batch_norm, moments
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.records import Change, Finding, Report
 
 ERROR = 0.01  # standard deviations of the output, in the worst channel
@@ -72,7 +72,7 @@ class _ErrorTally:
         single = F.batch_norm(given, None, None, None, None, True, 0.0, self.layer.eps)
         double = F.batch_norm(x.double(), None, None, None, None, True, 0.0, self.layer.eps)
         ours = batch_norm(given, None, None, None, None, True, 0.0, self.layer.eps)
-        errors = [_worst(ours if isinstance(self.layer, _Fast) else single, double), _worst(ours, double)]
+        errors = [_worst(ours if isinstance(self.layer, _BatchNormBase) else single, double), _worst(ours, double)]
         if errors[0][0] > self.worst.get("error", 0.0):
             channel = errors[0][1]
             self.worst = {
@@ -109,9 +109,9 @@ def look(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Exchange the classes."""
-    modules = dict(patient.model.named_modules(remove_duplicate=False))
+    modules = dict(repair.model.named_modules(remove_duplicate=False))
     done = {path: to_ours(path, modules[path]) for path in dict.fromkeys(finding.path for finding in findings)}
     changes = tuple(change for change in done.values() if isinstance(change, Change))
     return Report(changes, {path: why for path, why in done.items() if isinstance(why, str)})

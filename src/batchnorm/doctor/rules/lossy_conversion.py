@@ -43,7 +43,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.layers.sync import Synchronised
@@ -54,26 +54,26 @@ from batchnorm.transforms.convert import convert
 LOST = 1e-3  # of what the layer made: more than rounding, less than any activation
 _TORCHS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _SHAPES = ((66,), (66, 3), (66, 3, 3), (66, 2, 2, 2))  # batches that hold two ghost batches of the usual size
-_REPAIR = "bn.convert(model, 'sync') keeps what a class does; convert the model anew, from before"
+_REPAIR = "bn.convert(model, 'sync') keeps what a class does; convert the original model again"
 
 
 def look(subject: Subject) -> Iterator[Finding]:
     """Compare with the model before; or look for what torch's conversion leaves, or would lose."""
-    told: set[str] = set()
+    reported: set[str] = set()
     if subject.before is not None:
         for finding in _compared(subject, subject.before):
-            told.add(finding.path)
+            reported.add(finding.path)
             yield finding
     syncing = subject.process_group is not None or any(isinstance(m, nn.SyncBatchNorm) for _, m in subject.layers)
     for path, layer in subject.layers:
-        if path in told:
+        if path in reported:
             continue
         dead = _uncalled(layer)
         if dead:
             yield RULE.found(
                 path,
-                f"it is a plain {type(layer).__name__} that never calls its {', '.join(dead)}: a conversion has taken "
-                "the class away that did",
+                f"it is a plain {type(layer).__name__} that never calls its {', '.join(dead)}: a conversion "
+                "removed the class that did",
                 _REPAIR, fix="none", submodules=len(dead), lost=list(dead),
             )  # fmt: skip
         elif syncing and not isinstance(layer, (Synchronised, *_TORCHS[3:])) and type(layer) not in _TORCHS:
@@ -134,7 +134,7 @@ def _tensors(layer: nn.Module) -> dict[str, Tensor]:
 
 
 def _difference(was: _BatchNorm, now: _BatchNorm, x: Tensor | None) -> float:
-    """By how much two layers differ that have the same tensors: in evaluation, and in training if nobody is waiting."""
+    """How much two layers with the same tensors differ in evaluation, and in training if in one process."""
     first, second = _alone(was), _alone(now)
     mine = _tensors(first)
     with torch.no_grad():
@@ -207,15 +207,15 @@ def _would_lose(layer: _BatchNorm) -> float:
     return _difference(layer, bare, None)
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Put the classes of before back, with the tensors of now."""
     changes: list[Change] = []
     left: dict[str, str] = {}
     for path in dict.fromkeys(finding.path for finding in findings):
-        if patient.before is None:
+        if repair.before is None:
             left[path] = "the model before is not known (before=)"
             continue
-        now, was = patient.model.get_submodule(path), patient.before.get_submodule(path)
+        now, was = repair.model.get_submodule(path), repair.before.get_submodule(path)
         assert isinstance(now, _BatchNorm)
         assert isinstance(was, _BatchNorm)
         new = copy.deepcopy(was).train(now.training)
@@ -226,12 +226,12 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
             if report.left:
                 left[path] = f"not synchronised: {next(iter(report.left.values()))}"
         changes.append(Change(path, "class", type(now).__name__, type(new).__name__))
-        for owner in list(patient.model.modules()):
+        for owner in list(repair.model.modules()):
             for name, child in owner._modules.items():
                 if child is now:
                     owner._modules[name] = new
-        if patient.model is now:
-            patient.model = new
+        if repair.model is now:
+            repair.model = new
     return Report(tuple(changes), left)
 
 

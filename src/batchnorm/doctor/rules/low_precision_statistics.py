@@ -23,7 +23,7 @@ with torch.autocast("cuda", torch.float16):  # or keep the BN layers of a half m
 
 ## Fix safety
 Safe: the tensors become float32 (optimiser states too), what the layer is given and gives keeps its type. What rounding
-has lost does not come back: measure the statistics anew with `batchnorm.calibrate`. A layer that does not take
+has lost does not come back: recompute the statistics with `batchnorm.calibrate`. A layer that does not take
 tensors of both types (tried on a copy) is left alone.
 
 ## References
@@ -42,7 +42,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Norm, Subject
 from batchnorm.layers.switches import uses
@@ -109,7 +109,7 @@ def _found(norm: Norm, low: dict[str, Tensor]) -> Finding:
 
 
 def _takes_both(layer: _BatchNorm, dtype: torch.dtype) -> bool:
-    """Whether a layer in float32 takes and gives half precision, in both modes if nobody else is in it."""
+    """Whether a layer in float32 takes and gives half precision, in both modes if in one process."""
     if any(t.is_meta for t in [*layer.parameters(), *layer.buffers()]):
         return False
     group: Any = vars(layer).get("process_group")
@@ -146,14 +146,14 @@ def _raise(layer: nn.Module) -> list[tuple[str, Tensor, torch.dtype]]:
     return raised
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Make the tensors float32, with what the optimisers keep of them."""
-    modules = dict(patient.model.named_modules())
+    modules = dict(repair.model.named_modules())
     changes: list[Change] = []
     for path in dict.fromkeys(finding.path for finding in findings):
         for name, tensor, before in _raise(modules[path]):
             changes.append(Change(path, name, str(before).removeprefix("torch."), "float32"))
-            for optimizer in patient.optimizers:
+            for optimizer in repair.optimizers:
                 state = state_of(optimizer).get(tensor, {})
                 state.update({k: v.float() for k, v in state.items() if isinstance(v, Tensor) and v.dtype == before})
     return Report(tuple(changes))

@@ -25,7 +25,7 @@ with bn.no_update(discriminator):  # what evaluation will not see does not move 
 Or one call on both, ``discriminator(torch.cat([real, fake]))``; or statistics for each, `batchnorm.DomainBatchNorm`.
 
 ## Fix safety
-None by machine: which data evaluation will see is for the loop to say.
+No automatic fix: which data evaluation will see is for the loop to say.
 
 ## References
 - YU1ut/MixMatch-pytorch#43, YU1ut/MixMatch-pytorch#20
@@ -54,8 +54,8 @@ class _Watcher(Watcher):
         for path, turns in self.turns.add(run, seen):
             yield from _judge(run, path, turns)
 
-    def short(self, run: TrainingRun) -> str:
-        return self.turns.short
+    def too_short(self, run: TrainingRun) -> str:
+        return self.turns.too_short
 
     def on_end(self, run: TrainingRun) -> Iterator[Finding]:
         for path, turns in self.turns.end(run):

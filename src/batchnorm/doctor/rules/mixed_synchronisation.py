@@ -25,7 +25,7 @@ model, report = bn.convert(model, "sync")  # the whole model, last; `report` nam
 ```
 
 ## Fix safety
-None by machine: whether a layer is to wait for the other ranks in every step is for you to say.
+No automatic fix: whether a layer is to wait for the other ranks in every step is for you to say.
 
 ## References
 - torch.nn.SyncBatchNorm.convert_sync_batchnorm, which converts the layers that are there when it is called

@@ -4,13 +4,13 @@
 Finds BN layers whose running mean is exactly 0 and whose variance is exactly 1, as in a new layer, although the model
 is used: it is in evaluation mode, or something shows that it was trained (beta differs from channel to channel, batches
 were counted, the optimiser has state, other BN layers have statistics and the example reaches this one). A new model in
-training mode is as it should be, and so is a layer that nobody calls.
+training mode is as it should be, and so is a layer that is never called.
 
 While training runs, it notices a new layer that is trained in evaluation mode from the first step on: the whole model
-is in it, gamma or beta learns, step after step, and the running statistics are still 0 and 1. Nobody called
-``model.train()``. Layers with statistics (a pretrained network that is fine-tuned with them), layers whose beta has
+is in it, gamma or beta learns, step after step, and the running statistics are still 0 and 1. ``model.train()``
+was not called. Layers with statistics (a pretrained network that is fine-tuned with them), layers whose beta has
 values already (statistics may be folded into them), frozen ones (`batchnorm.freeze`), and those in evaluation mode
-inside a model in training mode are as somebody meant them. It says nothing of layers without gamma and beta.
+inside a model in training mode are taken as intended. Layers without gamma and beta are not reported.
 
 ## Why is this bad?
 In evaluation such a layer is the identity, but for gamma and beta. Training had statistics of the batch, so the network
@@ -43,7 +43,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Norm, Subject, measured, norm_of
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
@@ -68,7 +68,7 @@ def look(subject: Subject) -> Iterator[Finding]:
             continue
         why = _trained(norm)
         if not why and others:
-            if not reached:  # it has no trace of training, and nobody says that it is called
+            if not reached:  # no sign that it was trained or is called
                 continue
             if norm.layer is not None and norm.layer.training and subject.optimizers and not stepped:
                 continue  # a new head on a trained body, and an optimiser that is about to begin
@@ -159,13 +159,13 @@ class _Watcher(Watcher):
                 )  # fmt: skip
         self.ran, self.learnt = set(), set()
 
-    def short(self, run: TrainingRun) -> str:
+    def too_short(self, run: TrainingRun) -> str:
         most = max(self.new.values(), default=0)
         return f"{most} of {STEPS} steps of new layers in evaluation mode" if 0 < most < STEPS else ""
 
 
 def _in_evaluation(model: nn.Module, path: str) -> bool:
-    """Whether a layer and all that it is in are in evaluation mode; a container that nobody calls has no mode.
+    """Whether a layer and all that it is in are in evaluation mode; a container that is never called is ignored.
 
     >>> model = nn.Sequential(nn.Sequential(nn.BatchNorm1d(2)).eval())
     >>> _in_evaluation(model, "0.0"), _in_evaluation(model.eval(), "0.0")
@@ -178,9 +178,9 @@ def _in_evaluation(model: nn.Module, path: str) -> bool:
     return not any(one.training for one in around if not isinstance(one, (nn.ModuleDict, nn.ModuleList)))
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Measure the statistics."""
-    patient.model, done = measured(patient.model, patient.need("batches", RULE.code), patient.forward)
+    repair.model, done = measured(repair.model, repair.need("batches", RULE.code), repair.forward)
     return done.report
 
 

@@ -112,7 +112,7 @@ def _last(subject: Subject, behind: Any) -> Iterator[Finding]:
     if right - sure > UNSURE:
         yield RULE.found(
             next(path for path, module in subject.layers if module is layer),
-            f"it makes the class scores: {right:.0%} of the largest are right, their mean probability is {sure:.0%}",
+            f"its output is the class scores: {right:.0%} of the largest are right, with mean probability {sure:.0%}",
             "end with the linear layer, and normalise in front of it",
             severity="advice", accuracy=right, probability=sure, classes=scores.shape[1],
         )  # fmt: skip

@@ -250,7 +250,7 @@ class _Watcher(Watcher):
             if tally.batches >= LOOKS and (numbers := tally.verdict(seen.layer.eps)):
                 yield _found(seen.path, numbers, run.step)
 
-    def short(self, run: TrainingRun) -> str:
+    def too_short(self, run: TrainingRun) -> str:
         waiting = [tally.batches for tally in self.tallies.values() if tally.sides and tally.batches < LOOKS]
         return f"{max(waiting)} of {LOOKS} batches with what may be padding" if waiting else ""
 

@@ -14,12 +14,12 @@ given, 50 for a copy), also under ``torch.no_grad()`` and where no gradient reac
 by ``eval()`` for some steps, and is not any more; and the other half: a model that trained in training mode, was put
 into evaluation mode to validate, and trains on in it, so that gamma, beta and weights learn and the statistics stand
 still. Layers that are in evaluation mode from the first step on, or while the model itself is in training mode, are
-frozen on purpose (of new ones BN202 speaks).
+frozen on purpose (new ones are reported by BN202).
 
 ## Why is this bad?
 ``requires_grad = False`` does not reach buffers: the "frozen" backbone normalises with batch statistics, and its
 running ones drift to the new data, so that it gives other features after training than before. ``layer.eval()`` stops
-that until the next ``model.train()``, which sets the mode of every module. And where nobody calls ``model.train()``
+that until the next ``model.train()``, which sets the mode of every module. And if ``model.train()`` is not called
 after a validation, the running statistics are those of weights that are long gone, and dropout is off.
 
 ## Example
@@ -67,7 +67,7 @@ from batchnorm.doctor.learning import (
     meant_frozen,
     requires_grad,
 )
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
@@ -88,7 +88,7 @@ STEPS = 2  # of which a layer has to be frozen before its thaw counts: loops tha
 def look(subject: Subject) -> Iterator[Finding]:
     """Look at modes and gradients, and at what ``train()`` makes of the modes."""
     model = subject.net
-    if not model.training:  # nobody trains it now: what learns then is not known
+    if not model.training:  # not in training: which parameters will learn is unknown
         return
     modes = {path: layer.training for path, layer in subject.layers}
     with untouched(model):
@@ -160,7 +160,7 @@ def _count(layer: _BatchNorm) -> int:
 
 
 class _Forgotten:
-    """Follows a model that was put into evaluation mode, and in which nobody called ``train()`` again."""
+    """Follows a model that was put into evaluation mode, and not back into training mode."""
 
     def __init__(self) -> None:
         self.trains: set[str] = set()  # layers that began in training mode, or whose statistics moved in a step
@@ -350,14 +350,14 @@ class _Watcher(Watcher):
         self.held, self.moved, self.validated = {}, set(), False
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
-    """Freeze them so that it lasts; what learnt goes on to learn."""
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
+    """Freeze the layers with `batchnorm.freeze`; gamma and beta that learnt still learn."""
     # A finding about an attribute names the module that has it, and the layers in it among its numbers.
     paths = list(dict.fromkeys(path for f in findings for path in f.numbers.get("layers", [f.path])))
-    modules = dict(patient.model.named_modules())
+    modules = dict(repair.model.named_modules())
     affine = [p for path in paths for p in modules[path]._parameters.values() if p is not None]
     before = [(p, p.requires_grad, p.grad) for p in affine]
-    _, report = freeze(patient.model, paths, inplace=True)
+    _, report = freeze(repair.model, paths, inplace=True)
     for parameter, learnt, gradient in before:
         parameter.requires_grad_(learnt)
         parameter.grad = gradient

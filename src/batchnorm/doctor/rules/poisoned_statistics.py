@@ -49,7 +49,7 @@ from batchnorm.doctor.remeasure import remeasure
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.nested import fresh, tensors_in
 from batchnorm.preserve import in_mode
 from batchnorm.records import Finding
@@ -60,7 +60,7 @@ REPAIR = "bn.calibrate(model, batches) after resetting the layer; bn.BatchNorm1d
 
 
 def look(subject: Subject) -> Iterator[Finding]:
-    """Count what is no number, and what cannot be a variance."""
+    """Count values that are not finite, and negative variances."""
     bad = _bad_parameters(subject)
     for norm in subject.norms:
         counts = _counts(norm.running_mean, norm.running_var, norm.eps)
@@ -88,8 +88,8 @@ def _spoiled_data(subject: Subject) -> Iterator[Finding]:
         if place:
             yield RULE.found(
                 "",
-                f"the example has {wrong} NaN or infinite values of {total}, and they reach {place}: what rules "
-                "measured on it says nothing",
+                f"the example has {wrong} NaN or infinite values of {total}, and they reach {place}: "
+                "measurements on it are invalid",
                 DATA,
                 fix="none", values=wrong, of=total, reaches=place,
             )  # fmt: skip
@@ -100,11 +100,11 @@ def _spoiled_data(subject: Subject) -> Iterator[Finding]:
         return
     wrong, total = counts[bad[0]]
     every = len(bad) == len(inputs)
-    ours = bool(subject.layers) and all(isinstance(layer, _Fast) for _, layer in subject.layers)
+    ours = bool(subject.layers) and all(isinstance(layer, _BatchNormBase) for _, layer in subject.layers)
     which = f"all {len(inputs)} batches" if every else f"{len(bad)} of {len(inputs)} batches"
     harm = (
-        "what rules measured on them says nothing" if every
-        else "the layers, ours, do not learn from those" if ours
+        "measurements on them are invalid" if every
+        else "our layers do not update from them" if ours
         else "one is enough to poison the running statistics in training"
     )  # fmt: skip
     yield RULE.found(
@@ -118,7 +118,7 @@ def _spoiled_data(subject: Subject) -> Iterator[Finding]:
 
 
 def _not_finite(given: Any) -> tuple[int, int]:
-    """How many values are no numbers, and of how many."""
+    """How many values are not finite, and of how many."""
     real = [t for t in tensors_in(given) if t.dtype.is_floating_point and t.element_size() > 1]
     real = [t for t in real if t.layout is torch.strided and not t.is_meta and not t.is_nested]
     return sum(int((~t.isfinite()).sum()) for t in real), sum(t.numel() for t in real)

@@ -25,7 +25,7 @@ bn.BatchNorm2d(64)  # or our layers, which do not keep them
 ```
 
 ## Fix safety
-None by machine: the wrapper, the loop or the layers have to change before the wrapper is made.
+No automatic fix: the wrapper, the loop or the layers have to change before the wrapper is made.
 
 ## References
 - pytorch/pytorch#22095
@@ -45,7 +45,7 @@ from torch.nn.parallel import DistributedDataParallel
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.recompute import in_backward
 from batchnorm.records import Finding
 
@@ -53,11 +53,11 @@ REPAIR = "broadcast_buffers=False, one forward pass of both batches, or bn.Batch
 
 
 def look(subject: Subject) -> Iterator[Finding]:
-    """Find wrappers that write into buffers before every forward pass, around layers that mind."""
+    """Find wrappers that write into buffers before every forward pass, around layers that this breaks."""
     for path, module in subject.net.named_modules():
         if not isinstance(module, DistributedDataParallel) or not module.broadcast_buffers or not _in_place(module):
             continue
-        layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and _minds(m)]
+        layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and _breaks_on_writes(m)]
         if layers:
             yield RULE.found(
                 path,
@@ -77,8 +77,8 @@ def _in_place(wrapper: DistributedDataParallel) -> bool:
         return False
 
 
-def _minds(layer: _BatchNorm) -> bool:
-    return not isinstance(layer, _Fast) and layer.running_mean is not None
+def _breaks_on_writes(layer: _BatchNorm) -> bool:
+    return not isinstance(layer, _BatchNormBase) and layer.running_mean is not None
 
 
 class _Mark:
@@ -96,7 +96,7 @@ class _Watcher(Watcher):
         self.waiting: dict[str, list[weakref.ref[_Mark]]] = {}
 
     def on_pass(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
-        if _minds(seen.layer) and seen.gradients and seen.y.requires_grad and not seen.recomputed:
+        if _breaks_on_writes(seen.layer) and seen.gradients and seen.y.requires_grad and not seen.recomputed:
             assert seen.layer.running_mean is not None
             mark = _Mark(seen.layer.running_mean._version)
             seen.y.register_hook(mark)  # type: ignore[no-untyped-call]

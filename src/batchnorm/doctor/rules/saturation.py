@@ -49,7 +49,7 @@ from batchnorm.doctor.activations import (
     measure,
     worst,
 )
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import TrainingRun, Watcher
@@ -159,10 +159,10 @@ def _judge(signal: ActivationOutput, differing: bool, step: int | None) -> Itera
     )
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
-    """Put BN before every nonlinearity."""
-    example = patient.need("example", RULE.code)
-    patient.model, report = insert(patient.model, example, forward=patient.forward, optimizer=patient.optimizers)
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
+    """Insert BN before every nonlinearity."""
+    example = repair.need("example", RULE.code)
+    repair.model, report = insert(repair.model, example, forward=repair.forward, optimizer=repair.optimizers)
     return report
 
 

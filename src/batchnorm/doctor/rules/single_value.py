@@ -38,11 +38,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import BatchSampler, DataLoader
 
-from batchnorm.doctor.patient import PLAIN, Patient, to_ours
+from batchnorm.doctor.repair import PLAIN, Repair, to_ours
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import TrainingRun, Watcher
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.switches import uses
 from batchnorm.layers.sync import Synchronised
 from batchnorm.nested import tensors_in
@@ -52,7 +52,7 @@ REPAIR = 'drop_last=True in the DataLoader, or bn.BatchNorm1d/2d/3d(..., one_val
 
 
 def look(subject: Subject) -> Iterator[Finding]:
-    """Find out whether a batch of one comes, and which layers it would reach with one value."""
+    """Find whether a last batch of one example occurs, and the layers that would get one value per channel."""
     assert subject.loader is not None
     counted = _last(subject.loader)
     if counted is None:
@@ -78,7 +78,7 @@ def look(subject: Subject) -> Iterator[Finding]:
                 path,
                 f"{what}, of which it gets one value per channel: it will raise in training",
                 REPAIR,
-                fix=None if isinstance(layer, _Fast) or type(layer) in PLAIN else "none",
+                fix=None if isinstance(layer, _BatchNormBase) or type(layer) in PLAIN else "none",
                 examples=examples,
                 batch_size=size,
                 shape=[1, *shape[1:]],
@@ -87,7 +87,7 @@ def look(subject: Subject) -> Iterator[Finding]:
 
 
 def _last(loader: DataLoader[Any]) -> tuple[int, int, int] | None:
-    """How many examples there are, how large batches are, and how large the last one is; None if nobody can tell."""
+    """How many examples there are, how large batches are, and how large the last one is; None if unknown."""
     sampler = loader.batch_sampler
     if type(sampler) is not BatchSampler or loader.batch_size is None or loader.drop_last:
         return None
@@ -112,11 +112,11 @@ def _refuses(layer: _BatchNorm) -> bool:
     if isinstance(layer, Synchronised) and layer._shares():
         return False  # the other ranks have values too
     tracked = layer.running_mean is not None
-    return not (isinstance(layer, _Fast) and layer.one_value == "running" and tracked)
+    return not (isinstance(layer, _BatchNormBase) and layer.one_value == "running" and tracked)
 
 
 class _Watcher(Watcher):
-    """Torch's layer raises before any hook after it could speak, so this is said when the layer is about to run."""
+    """Report before the layer runs: torch's layer raises, and a forward hook would not be called."""
 
     def on_input(
         self, run: TrainingRun, path: str, layer: _BatchNorm, x: Tensor, mask: Tensor | None
@@ -133,9 +133,9 @@ class _Watcher(Watcher):
         )
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
-    """Let the layers take such a batch with their running statistics."""
-    modules = dict(patient.model.named_modules(remove_duplicate=False))
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
+    """Make the layers use their running statistics for such a batch."""
+    modules = dict(repair.model.named_modules(remove_duplicate=False))
     changes: list[Change] = []
     left: dict[str, str] = {}
     for path in dict.fromkeys(finding.path for finding in findings):
@@ -143,7 +143,7 @@ def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
         changed = to_ours(path, layer)
         if isinstance(changed, Change):
             changes.append(changed)
-        if not isinstance(layer, _Fast):
+        if not isinstance(layer, _BatchNormBase):
             left[path] = str(changed)
         elif layer.running_mean is None:
             left[path] = "it keeps no running statistics that could take the batch's place"

@@ -9,7 +9,7 @@ Where labels are given, it is reported only if exact statistics raise accuracy, 
 ## Why is this bad?
 Pruning, quantising and merging change what every BN layer is given, and the running statistics are still those of the
 network before. Most of the accuracy that is lost is lost here, and costs no training to get back: one network fell to
-14.0 % and had 65.2 % after its statistics had been measured anew.
+14.0 % and had 65.2 % after its statistics had been recomputed.
 
 ## Example
 ```python
@@ -39,7 +39,7 @@ from collections.abc import Iterator, Sequence
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from batchnorm.doctor.gap import Effect, distance, few, limits
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Norm, Subject, measured
 from batchnorm.errors import BatchNormError
@@ -47,7 +47,7 @@ from batchnorm.records import Finding, Report
 
 
 def look(subject: Subject) -> Iterator[Finding]:
-    """Measure both models, and compare each with its own statistics."""
+    """Recompute the statistics of both models, and compare each with its own."""
     assert subject.before is not None
     try:
         now, calibrated = subject.calibration
@@ -95,9 +95,9 @@ def look(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
-    """Measure the statistics anew."""
-    patient.model, done = measured(patient.model, patient.need("batches", RULE.code), patient.forward)
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
+    """Recompute the statistics."""
+    repair.model, done = measured(repair.model, repair.need("batches", RULE.code), repair.forward)
     return done.report
 
 

@@ -1,7 +1,7 @@
 """A copy of the model (averaged, target, teacher) that follows its parameters, but not its running statistics.
 
 ## What it does
-Compares every copy that the monitor was told of (``copies={"ema": averaged}``) with what it was at the beginning and
+Compares every copy given to the monitor (``copies={"ema": averaged}``) with what it was at the beginning and
 with the model: its parameters have moved, its running statistics have not, and the model's are elsewhere by now. Found
 when such a copy is called with running statistics; if it never is, at the end, as advice.
 
@@ -56,7 +56,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.layers.switches import uses
@@ -207,7 +207,7 @@ def twins(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
     for same in makes.values():
         learning = [m for _, m in same if all(p.requires_grad for p in m.parameters())]
         frozen = [(path, m) for path, m in same if not any(p.requires_grad for p in m.parameters())]
-        if len(learning) == 1 and len(frozen) == 1:  # of several, nobody knows who follows whom
+        if len(learning) == 1 and len(frozen) == 1:  # of several, it is unknown which copy follows which
             found[frozen[0][0]] = frozen[0][1], learning[0]
     return {path: pair for path, pair in found.items() if not any(path.startswith(f"{other}.") for other in found)}
 
@@ -292,10 +292,10 @@ def _plain(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in ("module", "_orig_mod"))
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
-    """Measure the statistics of the copy, which is the patient."""
-    batches = patient.need("batches", RULE.code)
-    patient.model, done = calibrate(patient.model, batches, forward=patient.forward, progress=False, inplace=True)
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
+    """Recompute the statistics of the copy, which is the model under repair."""
+    batches = repair.need("batches", RULE.code)
+    repair.model, done = calibrate(repair.model, batches, forward=repair.forward, progress=False, inplace=True)
     return done.report
 
 

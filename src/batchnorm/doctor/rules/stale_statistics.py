@@ -55,13 +55,13 @@ from typing import Any
 from torch import nn
 
 from batchnorm.doctor.gap import ERRORS, GAIN, MEAN, VARIANCE, Effect, distance, errors, few, limits
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Norm, Subject, measured
 from batchnorm.errors import BatchNormError
 from batchnorm.records import Finding, Report
 
-NEAR = 2.0  # sampling errors: a layer that is nearer to the data's statistics cannot be told from exact ones
+NEAR = 2.0  # sampling errors: a layer that is nearer to the data's statistics is as good as exact
 Gap = tuple[Norm, tuple[float, float]]
 
 
@@ -151,9 +151,9 @@ def _found(norm: Norm, gap: tuple[float, float], layer: Any, effect: Effect) -> 
     )
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
-    """Measure the statistics anew."""
-    patient.model, done = measured(patient.model, patient.need("batches", RULE.code), patient.forward)
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
+    """Recompute the statistics."""
+    repair.model, done = measured(repair.model, repair.need("batches", RULE.code), repair.forward)
     return done.report
 
 

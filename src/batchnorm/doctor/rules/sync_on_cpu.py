@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.records import Change, Finding, Report
@@ -70,7 +70,7 @@ def look(subject: Subject) -> Iterator[Finding]:
 
 
 def _tried(layer: nn.SyncBatchNorm) -> str:
-    """What a layer's copy raises; it does so before it exchanges anything."""
+    """The error that a copy of the layer raises, before it exchanges anything."""
     group: Any = vars(layer).get("process_group")
     twin = copy.deepcopy(layer, {id(group): group} if group is not None else {}).train()
     like = next(t for t in (layer.weight, layer.bias, layer.running_mean) if t is not None)
@@ -82,9 +82,9 @@ def _tried(layer: nn.SyncBatchNorm) -> str:
     return ""
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
-    """Give them our class."""
-    modules = dict(patient.model.named_modules())
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
+    """Change the layers to our class."""
+    modules = dict(repair.model.named_modules())
     changes: list[Change] = []
     left: dict[str, str] = {}
     for path in dict.fromkeys(finding.path for finding in findings):

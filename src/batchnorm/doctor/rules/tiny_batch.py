@@ -2,9 +2,10 @@
 
 ## What it does
 Measures how far the mean of a batch lies from that of the data, in standard deviations, at every BN layer that
-normalises with batches of fewer than 16 examples. If it is as noisy as the mean of fewer than 8 independent values, it
-is said. The positions of an image or a sequence count as what they are worth: neighbours are alike, so a map of a
-thousand pixels may tell no more than two values would. While training runs, the same is measured within the batches.
+normalises with batches of fewer than 16 examples. It is
+reported if it is as noisy as the mean of fewer than 8 independent values. The positions of an image or a sequence are
+not independent: neighbours are alike, so a map of a thousand pixels may count as little as two values. While
+training runs, the same is measured within the batches.
 
 ## Why is this bad?
 Every example is normalised with the noise of its neighbours: training is slow and unstable, and the running statistics,
@@ -26,7 +27,7 @@ model, report = bn.freeze(model)  # the statistics of pre-training
 ```
 
 ## Fix safety
-None by machine: each way out is another network, and the choice is yours.
+No automatic fix: each way out is another network, and the choice is yours.
 
 ## References
 - xuebinqin/BASNet#42
@@ -48,7 +49,7 @@ from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.tallies import SHARED, layer_is_local, shared, training_norms
 from batchnorm.doctor.watcher import Pass, TrainingRun, Watcher
 from batchnorm.functional import moments
-from batchnorm.layers.batch import _Fast
+from batchnorm.layers.batch import _BatchNormBase
 from batchnorm.layers.renorm import BatchRenorm
 from batchnorm.moments import Moments, merged
 from batchnorm.records import Finding
@@ -68,7 +69,7 @@ class _BatchTally:
         self.examples: list[int] = []
 
     def add(self, x: Tensor, mask: Tensor | None) -> bool:
-        groups = self.layer._groups(x) if isinstance(self.layer, _Fast) else 1
+        groups = self.layer._groups(x) if isinstance(self.layer, _BatchNormBase) else 1
         found = moments(x.detach(), mask=mask, groups=groups)
         if not bool(found.mean.isfinite().all() & found.var.isfinite().all()):
             return True  # another rule's business
@@ -134,7 +135,7 @@ class _Watcher(Watcher):
             return
         counted = self.passes.setdefault(seen.path, [0, 0])
         counted[0] += 1
-        groups = seen.layer._groups(seen.x) if isinstance(seen.layer, _Fast) else 1
+        groups = seen.layer._groups(seen.x) if isinstance(seen.layer, _BatchNormBase) else 1
         if seen.x.dim() < 2 or seen.mask is not None or seen.x.shape[0] // groups >= EXAMPLES:
             return
         counted[1] += 1
@@ -150,7 +151,7 @@ class _Watcher(Watcher):
         if len(ratios) >= BATCHES - 1 and counted[1] > counted[0] / 2 and mean > 1 / WORTH:
             yield _found(seen.path, 1 / mean, seen.x.shape[0] // groups, seen.values // groups, run.step)
 
-    def short(self, run: TrainingRun) -> str:
+    def too_short(self, run: TrainingRun) -> str:
         tiny = [path for path, (passes, few) in self.passes.items() if few > passes / 2 and _suffers(run.layers[path])]
         needed = (BATCHES - 2) * run.every + 1
         if not tiny or run.step >= needed or any(len(ratios) >= BATCHES - 1 for ratios in self.ratios.values()):
@@ -159,7 +160,7 @@ class _Watcher(Watcher):
 
 
 def _noise(seen: Pass, groups: int) -> float | None:
-    """The variance of a batch's mean as a share of that of its values, over channels; None if it cannot be told."""
+    """The variance of a batch's mean as a share of that of its values, over channels; None if unknown."""
     x, layer = seen.x.detach(), seen.layer
     examples = x.shape[0] // groups
     if examples > 1:

@@ -1,7 +1,7 @@
 """A model that is exported while BN uses the statistics of the batch.
 
 ## What it does
-Told that the model is to be exported (``bn.check(model, purpose="export")``), it finds BN layers that would normalise
+With ``bn.check(model, purpose="export")`` it finds BN layers that would normalise
 with the batch: in training mode, or in evaluation mode but without running statistics. It also finds the training
 arithmetic in a program that ``torch.export`` has written already, and, under ``bn.monitor``, sees the export happen.
 
@@ -12,7 +12,7 @@ constants, accuracy falls, and exporters either warn, fail, or write operators t
 
 ## Example
 ```python
-torch.onnx.export(model, x, "model.onnx")  # nobody called model.eval()
+torch.onnx.export(model, x, "model.onnx")  # without model.eval()
 ```
 
 ## Use instead
@@ -38,7 +38,7 @@ from typing import Any
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.doctor.watcher import TrainingRun, Watcher
@@ -81,8 +81,8 @@ def look(subject: Subject) -> Iterator[Finding]:
     for path in always:
         yield RULE.found(
             path,
-            "it normalises with the statistics of the batch in evaluation mode too, so that what is exported answers "
-            "for whole batches only",
+            "it normalises with the statistics of the batch in evaluation mode too, so that the output for an "
+            "example depends on its batch",
             "give it running statistics (track_running_stats=True), bn.calibrate(model, batches), then export",
             fix="none",
             channels=dict(subject.layers)[path].num_features,
@@ -125,9 +125,9 @@ class _Watcher(Watcher):
             )
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Put the model into evaluation mode."""
-    patient.model.eval()
+    repair.model.eval()
     return Report((Change("", "mode", "training", "evaluation"),))
 
 

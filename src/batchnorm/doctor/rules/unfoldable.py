@@ -21,7 +21,7 @@ nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.C
 ```
 
 ## Fix safety
-None by machine: it would be another network.
+No automatic fix: it would be another network.
 
 ## References
 - pytorch/pytorch#104593
@@ -67,7 +67,7 @@ def look(subject: Subject) -> Iterator[Finding]:
         layer = modules.get(into)
         if change.path not in norms or layer is None or not str(change.after).endswith("(before it)"):
             continue
-        # Somebody's own class, with an activation inside, is no news until torch's functions are about to meet it.
+        # Do not report a user's own class with an activation inside unless torch's functions will be used on it.
         if subject.purpose or type(norms[change.path]).__module__.startswith("torch.nn"):
             wrong = _torchs(layer, norms[change.path])
             if wrong:
@@ -105,8 +105,8 @@ def _torchs(layer: Any, norm: Any) -> str:
                 fused = fuse_conv_bn_eval(linear, batch, transpose=isinstance(layer, TRANSPOSED))
             off = float((fused(x) - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
     except Exception as error:
-        told = (str(error).strip().splitlines() or [""])[0][:120]
-        return f"{type(error).__name__}: {told}".rstrip(": ")
+        message = (str(error).strip().splitlines() or [""])[0][:120]
+        return f"{type(error).__name__}: {message}".rstrip(": ")
     return f"the result is off by {off:.2g} of the largest output" if not off <= ERROR else ""
 
 

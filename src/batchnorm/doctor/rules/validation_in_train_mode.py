@@ -1,4 +1,4 @@
-"""Validation in training mode: running statistics learn from data that nobody trains on.
+"""Validation in training mode: running statistics learn from data that is not trained on.
 
 ## What it does
 Notices that running statistics move in a call of the model without gradients, in a run that also trains. Calls that are
@@ -12,7 +12,7 @@ batch or two that the loop leaves out (a loss that is not finite) is not reporte
 with gradients on is not seen.
 
 ## Why is this bad?
-Somebody forgot ``model.eval()``. The validation loss is that of batch statistics (each example sees the others, and the
+``model.eval()`` was forgotten. The validation loss is that of batch statistics (each example sees the others, and the
 figure depends on the batch size), dropout is on, and the running statistics learn from the validation data: the
 test set leaks into the model.
 
@@ -31,7 +31,7 @@ model.train()
 ```
 
 ## Fix safety
-None by machine: the loop has to say ``eval()``. Where training mode is meant (a GAN's generator, a teacher), say so
+No automatic fix: the loop has to say ``eval()``. Where training mode is meant (a GAN's generator, a teacher), say so
 with ``with bn.no_update(model):``, which keeps the statistics.
 
 ## References
@@ -54,7 +54,7 @@ from batchnorm.layers.switches import uses
 from batchnorm.records import Finding
 
 NEVER = -2
-IN_A_ROW = 3  # calls that nobody trains on: fewer may be batches that the loop left out
+IN_A_ROW = 3  # calls without a backward pass: fewer may be batches that the loop skipped
 REPAIR = "call model.eval() first, and model.train() after; or `with bn.no_update(model):` if it is meant"
 
 
@@ -68,7 +68,7 @@ class _Call:
     used: bool = False
 
     def reached(self, *_: Any) -> None:
-        """A backward pass comes by."""
+        """Record that a backward pass reached the call."""
         self.used = True
 
 
@@ -130,7 +130,7 @@ class _Watcher(Watcher):
         self.bare[path] = before, seen.turn
         count = seen.layer.num_batches_tracked
         if count is not None and int(count) < self.trained[path]:
-            self.trained[path] = 0  # somebody has reset the statistics, and measures them anew
+            self.trained[path] = 0  # the statistics were reset and are being recomputed
         more = self.guesses.setdefault(path, _Bare()).one_more(seen.turn)
         # What happens in the first step, or in one after the other, is part of the training, unless it is far more.
         if self.trained[path] and seen.turn and (before < seen.turn - 1 or more):
@@ -145,7 +145,7 @@ class _Watcher(Watcher):
             )
 
     def _follow(self, run: TrainingRun, seen: Pass) -> Iterator[Finding]:
-        """Let the graph of this call tell when it is used."""
+        """Hook into the graph of this call to notice its backward pass."""
         call = self.now
         if call is None or call.number != seen.call or run.stepping is not None:
             return
@@ -178,11 +178,11 @@ class _Watcher(Watcher):
         of_run = run.layers[path]
         counted, mean = of_run.num_batches_tracked, of_run.running_mean
         reset = counted is not None and int(counted) < self.trained[path]
-        if reset or mean is None or not bool(mean.isfinite().all()):  # measured anew; or BN203's
+        if reset or mean is None or not bool(mean.isfinite().all()):  # being recomputed; or reported by BN203
             return
         yield RULE.found(
             path,
-            f"its running statistics moved in {len(longest)} calls in a row that no backward pass came from, as in a "
+            f"its running statistics moved in {len(longest)} calls in a row without a backward pass, as in a "
             "validation that forgot model.eval() and torch.no_grad()",
             REPAIR,
             step=longest[0].step,

@@ -68,7 +68,7 @@ def look(subject: Subject) -> Iterator[Finding]:
             largest = float(variance_of(norm).max())  # type: ignore[union-attr]
             yield RULE.found(
                 path,
-                f"its running variance is at most {largest:.2g} in all {len(small)} channels, next to nothing beside "
+                f"its running variance is at most {largest:.2g} in all {len(small)} channels, negligible beside "
                 f"its eps of {norm.eps:.2g}: either its input is constant, or the statistics are lost",
                 f"give an example, which shows which of them it is; {REPAIR}",
                 severity="warning", fix="none", channels=len(small), vanished=len(small), largest=largest, eps=norm.eps,

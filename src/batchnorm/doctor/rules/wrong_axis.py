@@ -24,7 +24,7 @@ nn.LayerNorm(20)  # which normalises the last axis
 ```
 
 ## Fix safety
-None by machine: only the model's author knows which axis was meant.
+No automatic fix: only the model's author knows which axis was meant.
 
 ## References
 - DCASE-REPO/dcase2018_baseline#18
@@ -71,42 +71,45 @@ FACTOR, SHARE = 2.0, 0.02  # of the variance between features, against that betw
 def look(subject: Subject) -> Iterator[Finding]:
     """Follow every BN layer's input back to what made it, and measure along which axis things differ."""
     suspects = [
-        (path, layer, told) for path, layer in subject.layers for told in [_suspected(subject.graph, layer)] if told
+        (path, layer, suspect)
+        for path, layer in subject.layers
+        for suspect in [_suspected(subject.graph, layer)]
+        if suspect
     ]
-    wanted = {layer for _, layer, _ in suspects} | {told.first for _, _, told in suspects}
+    wanted = {layer for _, layer, _ in suspects} | {suspect.first for _, _, suspect in suspects}
     inputs = _inputs(subject, wanted) if suspects else {}
-    for path, layer, told in suspects:
+    for path, layer, suspect in suspects:
         x = inputs.get(layer)
         if x is None:
             continue
-        source = inputs.get(told.first, x)
+        source = inputs.get(suspect.first, x)
         features, positions = _between(source, source.dim() - 1), _between(source, 1)
         shape = tuple(x.shape)
         numbers: dict[str, Any] = {"shape": list(shape), "features_share": features, "positions_share": positions}
-        if told.reshaped:
+        if suspect.reshaped:
             yield RULE.found(
                 path,
-                f"its input {shape} is a reshaped output of {told.maker}, which has its features last: a view mixes "
+                f"its input {shape} is a reshaped output of {suspect.maker}, which has its features last: a view mixes "
                 "features and positions, it does not transpose",
                 "transpose(1, 2) instead of view or reshape", **numbers,
             )  # fmt: skip
             continue
         clear = features > max(FACTOR * positions, SHARE)
-        if not told.sure and positions > max(FACTOR * features, SHARE):
+        if not suspect.sure and positions > max(FACTOR * features, SHARE):
             continue  # what differs is axis 1: those are channels, and the linear layer goes over positions
         means = ((x - x.mean(_others(x, 1), keepdim=True)) / _deviation(x)).mean(_others(x, x.dim() - 1))
         yield RULE.found(
             path,
-            f"it normalises axis 1 of {shape}, the positions, not the {shape[-1]} features that {told.maker} makes: "
+            f"it normalises axis 1 of {shape}, the positions, not the {shape[-1]} features that {suspect.maker} makes: "
             f"behind it they still have means from {means.min():.2g} to {means.max():.2g}",
             "BN over (batch, features, positions): transpose around it; or nn.LayerNorm, which takes the last axis",
-            severity=None if told.sure or clear else "advice", **numbers,
+            severity=None if suspect.sure or clear else "advice", **numbers,
         )  # fmt: skip
 
 
 class _Suspect(NamedTuple):
     maker: str  # of an input that has its features last
-    sure: bool  # whether it surely has
+    sure: bool  # whether that is certain
     first: nn.Module | None = None  # the first linear layer, whose input tells more
     reshaped: bool = False
 
@@ -122,17 +125,17 @@ def _suspected(graph: Graph, layer: _BatchNorm) -> _Suspect | None:
             given = graph.values[source.inputs[0]].shape
             swapped = len(given) == 3 and given[1] != given[2] and shape == (given[0], given[2], given[1])
             first = _maker(graph, source.inputs[0]) if swapped else None
-            told = None if first is None else _features_last(graph, first)
-            told = told and told._replace(reshaped=True)
+            suspect = None if first is None else _features_last(graph, first)
+            suspect = suspect and suspect._replace(reshaped=True)
         else:
-            told = _features_last(graph, source)
-        if told:
-            return told
+            suspect = _features_last(graph, source)
+        if suspect:
+            return suspect
     return None
 
 
 def _features_last(graph: Graph, call: Call) -> _Suspect | None:
-    """Say who gives (batch, positions, features), and whether it surely does; None if that is not so."""
+    """Return what gives (batch, positions, features), and whether that is certain; None if nothing does."""
     if call.kind == "module" and isinstance(call.target, _LAST):
         return _Suspect(f"{call.name} ({type(call.target).__name__})", True)
     if call.kind == "function" and call.name == "embedding":
@@ -146,12 +149,12 @@ def _features_last(graph: Graph, call: Call) -> _Suspect | None:
     before = _maker(graph, call.inputs[0])
     if before is None:  # the model's own input: axis 1 may be channels after all
         return _Suspect(name, False, module)
-    told = _features_last(graph, before)  # whatever moves axes, or has its channels on axis 1, may mean what it does
-    return told and told._replace(maker=name)
+    suspect = _features_last(graph, before)  # whatever moves axes, or has its channels on axis 1, may mean what it does
+    return suspect and suspect._replace(maker=name)
 
 
 def _maker(graph: Graph, value: int) -> Call | None:
-    """The call that made a value, behind everything that goes value by value; None: nobody did."""
+    """The call that made a value, behind everything that goes value by value; None if there is none."""
     while True:
         call = graph.producer(value)
         if call is None:

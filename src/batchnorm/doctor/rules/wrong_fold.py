@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from batchnorm.doctor.patient import Patient
+from batchnorm.doctor.repair import Repair
 from batchnorm.doctor.rule import Rule
 from batchnorm.doctor.subject import Subject
 from batchnorm.errors import BatchNormError
@@ -83,7 +83,7 @@ def look(subject: Subject) -> Iterator[Finding]:
         far = "gives another shape" if math.isinf(apart) else f"is off by {apart:.2g} of the largest number"
         yield RULE.found(
             path,
-            f"{norm} was folded into it wrongly: given what it was given before, it {far}; {outputs}",
+            f"{norm} was folded into it wrongly: for the same input, it {far}; {outputs}",
             REPAIR,
             norm=norm,
             layer_relative=apart,
@@ -98,7 +98,7 @@ def look(subject: Subject) -> Iterator[Finding]:
 def _layers(
     subject: Subject, before: nn.Module, after: dict[str, nn.Module], gone: list[str]
 ) -> Iterator[tuple[str, str, float]]:
-    """For every BN layer that is gone: the layer in front of it, and how far that is from what both made together."""
+    """For every removed BN layer: the layer before it, and how far its output is from that of both together."""
     with untouched(before):
         graph = trace(in_mode(before, False), subject.example, forward=subject._forward)
     pairs: dict[str, str] = {}
@@ -134,11 +134,11 @@ def _layers(
         yield path, norm, min(difference([y], got)[1] for y in (wanted, wanted.relu()))
 
 
-def fix(patient: Patient, findings: Sequence[Finding]) -> Report:
+def fix(repair: Repair, findings: Sequence[Finding]) -> Report:
     """Fold again, from the model before."""
-    if patient.before is None:
+    if repair.before is None:
         raise BatchNormError(f"repairing {RULE.code} needs the model before", where="fix", do="give check before=")
-    patient.model, report = fold(patient.before, patient.need("example", RULE.code), forward=patient.forward)
+    repair.model, report = fold(repair.before, repair.need("example", RULE.code), forward=repair.forward)
     return Report((*(Change(f.path, "folded", "wrongly", "exactly") for f in findings), *report.changes))
 
 

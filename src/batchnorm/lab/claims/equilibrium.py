@@ -106,7 +106,7 @@ def judge(parts: Sequence[Part]) -> Judgement:
 
 
 def draw(parts: Sequence[Part]) -> list[Section]:
-    """Measured against predicted angles; the angles on their way there; a table."""
+    """Measured against predicted angles; the angles over time; a table."""
     found = ratios(parts)
     panels = [Panel("measured angle", against(found), "predicted angle", x_log=True, y_log=True)]
     for part in parts:

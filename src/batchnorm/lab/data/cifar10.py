@@ -92,7 +92,7 @@ def records(path: Path) -> ImageSplit:
     if labels.max() >= len(CLASSES):
         record = int(np.argmax(labels >= len(CLASSES)))
         raise BatchNormError(
-            f"it is no file of CIFAR-10 (record {record} has label {labels[record]})",
+            f"it is not a file of CIFAR-10 (record {record} has label {labels[record]})",
             where=str(path),
             do="copy it again",
         )

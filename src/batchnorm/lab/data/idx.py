@@ -54,7 +54,7 @@ def parse(stream: Any, name: str) -> npt.NDArray[Any]:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in KINDS or not 0 < magic[3] <= MOST_AXES:
         raise BatchNormError(
-            f"it is no idx file (it begins with {magic.hex(' ') or 'nothing'})",
+            f"it is not an idx file (it begins with {magic.hex(' ') or 'nothing'})",
             where=name,
             do="give one as train-images-idx3-ubyte, with or without .gz",
         )

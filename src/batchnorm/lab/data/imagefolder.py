@@ -57,14 +57,14 @@ def index(folder: str | os.PathLike[str]) -> Index:
     ('n01440764', 'n01443537')
     >>> index("no-such-folder")
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: no-such-folder is no folder; name one with train/CLASS/ and val/CLASS/
+    batchnorm.errors.BatchNormError: no-such-folder is not a folder; name one with train/CLASS/ and val/CLASS/
 
     Images may be in folders within the folder of their class. Names that begin with a dot and files without the
     suffix of an image are ignored, and so is a symbolic link to a folder that it is in.
     """
     root = Path(folder)
     if not root.is_dir():
-        raise BatchNormError(f"{root} is no folder", do="name one with train/CLASS/ and val/CLASS/")
+        raise BatchNormError(f"{root} is not a folder", do="name one with train/CLASS/ and val/CLASS/")
     train = part(root, "train")
     val = part(root, *VALIDATION)
     classes = class_folders(root / train)
@@ -107,7 +107,7 @@ def class_folders(folder: Path) -> tuple[str, ...]:
 
 
 def check_same_classes(root: Path, train: str, val: str, classes: tuple[str, ...]) -> None:
-    """Refuse class folders that only one of both parts has; labels would mean different classes."""
+    """Raise for class folders that only one of both parts has; labels would mean different classes."""
     others = class_folders(root / val)
     for has, lacks, only in (
         (train, val, sorted(set(classes) - set(others))),
@@ -157,7 +157,7 @@ def decode(path: str | os.PathLike[str]) -> Image:
     >>> decode("n01440764_18.JPEG").mode  # doctest: +SKIP
     'RGB'
 
-    The content says what format it is, not the name. Whatever is no image, truncated or of too many pixels raises a
+    The content says what format it is, not the name. Whatever is not an image, truncated or of too many pixels raises a
     `BatchNormError` that names the file. Safe to call from several threads.
     """
     pillow = import_pillow()
@@ -174,7 +174,7 @@ def decode(path: str | os.PathLike[str]) -> Image:
     except pillow.UnidentifiedImageError as error:
         begins = content[:4].hex(" ") or "nothing"
         raise BatchNormError(
-            f"it is no image that is read (it begins with {begins})",
+            f"it is not an image that is read (it begins with {begins})",
             where=name,
             do=f"give one of {', '.join(FORMATS)}, or remove it",
         ) from error
@@ -193,7 +193,7 @@ def import_pillow() -> Any:
 
 
 def check_pixels(width: int, height: int, name: str) -> None:
-    """Refuse an image that would fill the memory, before any of it is decoded.
+    """Raise for an image that would fill the memory, before any of it is decoded.
 
     >>> check_pixels(1 << 15, 1 << 15, "bomb.png")
     Traceback (most recent call last):

@@ -181,7 +181,7 @@ def locate(spec: Spec, folder: str | os.PathLike[str] = "") -> Path:
 
     >>> locate(named("fashion-mnist"), "no-such-folder")
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: no-such-folder is no folder; name the one that has your data sets
+    batchnorm.errors.BatchNormError: no-such-folder is not a folder; name the one that has your data sets
 
     Where no folder has all files of the set, one that has some is returned.
     """
@@ -203,7 +203,7 @@ def base_folder(folder: str | os.PathLike[str]) -> Path | None:
     base = Path(os.path.expanduser(given or variable))
     if not base.is_dir():
         place = given or f"{VARIABLE} is {variable}, which"
-        raise BatchNormError(f"{place} is no folder", do="name the one that has your data sets")
+        raise BatchNormError(f"{place} is not a folder", do="name the one that has your data sets")
     return base
 
 

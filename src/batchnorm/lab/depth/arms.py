@@ -112,14 +112,14 @@ class DepthSettings:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot be run."""
+        """Raise for settings that cannot be run."""
         for name in ("seeds", "steps", "batch_size", "every"):
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")
                 raise BatchNormError(f"--{flag} is {getattr(self, name)}", do="give a whole number from 1 up")
         for rate in self.rates:
             if not (math.isfinite(rate) and rate > 0):
-                raise BatchNormError(f"{rate} is no learning rate", do="give numbers above 0")
+                raise BatchNormError(f"{rate} is not a learning rate", do="give numbers above 0")
         for option, values in (("rates", self.rates), ("depths", self.depths)):
             if not values or sorted(set(values)) != list(values):
                 given = ", ".join(map(str, values)) or "empty"

@@ -39,14 +39,14 @@ class Figure1Settings:
     smoothed_over: int = 5  # validations
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot be run."""
+        """Raise for settings that cannot be run."""
         for name in ("seeds", "steps", "batch_size", "every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise BatchNormError(f"--{name.replace('_', '-')} is {value}", do="give a whole number from 1 up")
         for rate in self.rates:
             if not (math.isfinite(rate) and rate > 0):
-                raise BatchNormError(f"{rate} is no learning rate", do="give numbers above 0")
+                raise BatchNormError(f"{rate} is not a learning rate", do="give numbers above 0")
         if not self.rates or sorted(set(self.rates)) != list(self.rates):
             given = ", ".join(map(str, self.rates)) or "empty"
             raise BatchNormError(f"--rates is {given}", do="give rising numbers, as 0.3,1,3")

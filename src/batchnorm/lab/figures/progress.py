@@ -30,7 +30,7 @@ def draw(records: RecordFile) -> Plot | None:
     if not rows:
         return None
     steps = list(records.configuration["evaluated_at"])
-    told = thinned(range(len(steps)), MOST_COLUMNS)
+    shown = thinned(range(len(steps)), MOST_COLUMNS)
     heat = {
         "type": "heatmap",
         "x": steps,
@@ -60,8 +60,8 @@ def draw(records: RecordFile) -> Plot | None:
         table=Table(
             "Median validation accuracy, at some of the steps",
             "",
-            ("variant and rate", *(f"step {steps[index]}" for index in told)),
-            tuple((name, *(f"{values[index]:.1%}" for index in told)) for name, values in rows),
-            numbers=tuple(range(1, len(told) + 1)),
+            ("variant and rate", *(f"step {steps[index]}" for index in shown)),
+            tuple((name, *(f"{values[index]:.1%}" for index in shown)) for name, values in rows),
+            numbers=tuple(range(1, len(shown) + 1)),
         ),
     )

@@ -26,7 +26,7 @@ def open_folder(data: str) -> Index:
 
     >>> open_folder("no-such-folder")
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: no-such-folder is no folder; name one with train/CLASS/ and val/CLASS/
+    batchnorm.errors.BatchNormError: no-such-folder is not a folder; name one with train/CLASS/ and val/CLASS/
     """
     data = data or os.environ.get("BATCHNORM_DATA", "")
     if not data:

@@ -59,7 +59,7 @@ class ImageNetSettings:
     width: float = _option(1.0, "a factor of all channels")
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot be run."""
+        """Raise for settings that cannot be run."""
         of = variant(self.variant)
         for name in ("batch", "validate_every", "log_every"):
             if getattr(self, name) < 1:

@@ -64,7 +64,7 @@ class Course:
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Refuse options that cannot be run.
+    """Raise for options that cannot be run.
 
     >>> check({"steps": -1})
     Traceback (most recent call last):

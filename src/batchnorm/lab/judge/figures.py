@@ -39,7 +39,7 @@ def draw(records: RecordFile) -> Ledger:
         fields = {**fields, "seconds": float(fields["seconds"])}
         typed(fields, FIELDS, "a claim", FIELDS)
         typed(fields["source"], dict.fromkeys(("paper", "link", "reported"), str), "a source", ("paper", "link"))
-    # An outcome that is no verdict, or a question that is none of ours, is an error, not a row of its own.
+    # An outcome that is not a verdict, or a question that is none of ours, is an error, not a row of its own.
     entries = {
         question: [named(each) for each in found if each["question"] == question] for question in QUESTIONS.values()
     }
@@ -65,7 +65,7 @@ def entry(claim: Mapping[str, Any]) -> Entry:
     estimates = [restored(each) for each in claim["estimates"]]
     outcome = NOT_RUN if claim["outcome"] == NOT_JUDGED else claim["outcome"]
     if outcome not in LOOKS:
-        raise ValueError(f"{outcome!r:.40} is no verdict")
+        raise ValueError(f"{outcome!r:.40} is not a verdict")
     shown = deciding(Judgement(claim["outcome"], "", tuple(estimates)))
     card = [("Claim", claim["statement"]), ("Rule", claim["rule"]), ("Method", claim["method"])]
     card += [("Limits", claim["limits"])]

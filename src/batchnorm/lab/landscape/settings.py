@@ -32,7 +32,7 @@ class LandscapeSettings:
     factors: tuple[float, ...] = FACTORS
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot be run."""
+        """Raise for settings that cannot be run."""
         for name in ("seeds", "steps", "batch_size", "records", "layers"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -108,8 +108,8 @@ def load_examples(data: str, network: nn.Module) -> Examples:
 
     >>> load_examples("train.txt", nn.Flatten())
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: 'train.txt' is no data; give a file of one of .npy, .npz, .pt, .pth, .ckpt, .bin, \
-.safetensors, a folder of them, or file.py:factory
+    batchnorm.errors.BatchNormError: 'train.txt' is not a data file; give a file of one of .npy, .npz, .pt, .pth, \
+.ckpt, .bin, .safetensors, a folder of them, or file.py:factory
     """
     kind = next((p.dtype for p in network.parameters() if p.dtype.is_floating_point), torch.float32)
     inputs, labels = [], []

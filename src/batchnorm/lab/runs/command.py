@@ -314,7 +314,7 @@ def clean(
 
 
 def refuse_busy(folders: list[Folder]) -> None:
-    """Refuse to delete what another process is at."""
+    """Raise for to delete what another process is at."""
     busy = [folder.path.name for folder in folders if folder.state == RUNNING]
     if busy:
         raise BatchNormError(f"{', '.join(busy)} is under way", do="end it first")
@@ -449,7 +449,7 @@ def give_data(folder: str) -> None:
     """Let this process, and the workers it starts, find data sets in a folder."""
     if folder:
         if not Path(folder).is_dir():
-            raise BatchNormError(f"--data is {folder}, which is no folder", do="name the folder of the data sets")
+            raise BatchNormError(f"--data is {folder}, which is not a folder", do="name the folder of the data sets")
         os.environ["BATCHNORM_DATA"] = str(Path(folder).absolute())
 
 

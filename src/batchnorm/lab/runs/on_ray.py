@@ -114,7 +114,7 @@ def address_of(on: str) -> str | None:
 
 
 def check_answers(on: str, address: str) -> None:
-    """Refuse an address at which nothing listens: Ray itself would try for ten minutes.
+    """Raise for an address at which nothing listens: Ray itself would try for ten minutes.
 
     >>> check_answers("ray:127.0.0.1:9", "127.0.0.1:9")
     Traceback (most recent call last):
@@ -131,7 +131,7 @@ def check_answers(on: str, address: str) -> None:
 
 
 def check_shared(ray: Any, affinity: Any, root: Path) -> None:
-    """Refuse a store that a node of the cluster does not see: its runs would be written where nobody finds them."""
+    """Raise for a store that a node of the cluster does not see: its runs would be lost."""
     marker = root / f".seen-{secrets.token_hex(8)}"
     write_atomically(marker, "")
     try:

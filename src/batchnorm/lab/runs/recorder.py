@@ -145,4 +145,4 @@ def read_checkpoint(path: Path) -> tuple[Saved | None, int]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return Saved(about["step"], tensors, about["facts"]), about["kept"]
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise damaged(path, f"it is no checkpoint of a run: {error}") from error
+        raise damaged(path, f"it is not a checkpoint of a run: {error}") from error

@@ -205,7 +205,7 @@ def damaged(path: Path, why: str) -> BatchNormError:
 
 
 def check_kinds(folder: Path) -> None:
-    """Refuse links, pipes and devices in the place of a run's files: a run may come from somebody else.
+    """Raise for links, pipes and devices in the place of a run's files: a run may come from another user.
 
     To write through a link would change a file that is not the run's, and a pipe would wait for ever.
     """
@@ -218,7 +218,7 @@ def check_kinds(folder: Path) -> None:
     except OSError as error:
         raise BatchNormError(f"{folder} cannot be read ({error.strerror})") from error
     for name, link in names:
-        raise damaged(folder / name, "it is a symbolic link" if link else "it is no regular file")
+        raise damaged(folder / name, "it is a symbolic link" if link else "it is not a regular file")
 
 
 class Store:
@@ -292,7 +292,7 @@ class Store:
         batchnorm.errors.BatchNormError: no run in no-such-store is called '0f3'; see batchnorm lab list
         """
         runs, _ = self.runs()
-        # A key comes before a name: a run from somebody else may be named after the key of another.
+        # A key comes before a name: a run from another user may be named after the key of another.
         found = (
             [folder for folder in runs if folder.path.name == words]
             or [folder for folder in runs if words and folder.path.name.startswith(words)]

@@ -57,7 +57,7 @@ OPTIONS = (
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Refuse options that cannot be run.
+    """Raise for options that cannot be run.
 
     >>> check({option.name: option.default for option in OPTIONS} | {"steps": 0})
     Traceback (most recent call last):

@@ -221,7 +221,7 @@ def _pairs(model: nn.Module, example: Any, layers: Sequence[str] | None) -> dict
         missing = [path for path in layers if path not in found]
         if missing:
             raise BatchNormError(
-                f"{missing[0]!r} is no BN layer right behind a convolution or linear layer, called once",
+                f"{missing[0]!r} is not a BN layer right behind a convolution or linear layer, called once",
                 where="boundary",
                 do=f"choose among {', '.join(found) or 'none: there are no such layers'}",
             )

@@ -1,4 +1,4 @@
-"""``probe.interaction``: how much what a network says of one example depends on the others in its batch."""
+"""``probe.interaction``: how much the output for one example depends on the other examples in its batch."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def invariance(
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() < 2:
         raise BatchNormError(
-            f"{layer!r} is no module with a weight matrix", where="invariance", do="give the path of a linear layer"
+            f"{layer!r} is not a module with a weight matrix", where="invariance", do="give the path of a linear layer"
         )
     draw = torch.Generator().manual_seed(seed)
     row = torch.randn(weight.shape[1:], generator=draw, dtype=torch.float64).to(weight) * weight.detach().std()

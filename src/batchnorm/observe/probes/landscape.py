@@ -19,7 +19,7 @@ FACTORS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)  # times the learning rate: S
 
 @dataclass(frozen=True, repr=False)
 class Landscape(Result):
-    """What the loss and its gradient do along the gradient.
+    """The loss and its gradient along the direction of the gradient.
 
     ``rates`` are the step sizes; at each, ``losses`` and the change of the gradient: its length (``changes``, the
     "gradient predictiveness" of Santurkar et al.) and the ``cosines`` to the gradient at the start. ``beta`` is the
@@ -101,7 +101,7 @@ def landscape(
     factors: Sequence[float] = FACTORS,
     parameters: Sequence[str] | None = None,
 ) -> Landscape:
-    """Walk along the gradient by ``factors`` times the learning rate, and say how smooth the way is.
+    """Step along the gradient by ``factors`` times the learning rate, and measure how smooth the loss is there.
 
     >>> import torch
     >>> bowl = nn.Linear(1, 1, bias=False)  # loss w**2: the gradient 2w changes by 2 per unit of distance

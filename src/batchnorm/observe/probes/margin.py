@@ -1,4 +1,4 @@
-"""``probe.margin``: how far an input must be moved before the network calls it something else."""
+"""``probe.margin``: how far an input must be moved before the network predicts another class."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def margin(model: nn.Module, x: Tensor, labels: Tensor | None = None, *, steps: 
     tensor([3.0000, 0.5000])
 
     Each step goes to the nearest boundary of the network linearised where it is, as in DeepFool (Moosavi-Dezfooli et
-    al., 2016); then the way back to the example is bisected ``tighten`` times. ``labels`` default to what the model
+    al., 2016); then the segment back to the example is bisected ``tighten`` times. ``labels`` default to what the model
     says. One backward pass for each class and step. The model is as it was afterwards.
     """
     if steps < 1 or tighten < 0:

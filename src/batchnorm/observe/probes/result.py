@@ -1,4 +1,4 @@
-"""What the results of all probes share: their picture and their numbers, on a terminal, in a notebook and on a page."""
+"""Base of the probes' results: picture and numbers, on a terminal, in a notebook and on a page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMAND = "probe"
 
 
 class Result:
-    """What a probe measured. A subclass says how it is drawn and gives its figures as records; the rest is here."""
+    """Base of the results of probes. A subclass defines its picture and its records."""
 
     def picture(self) -> Panels:
         """Return the figure: its title is the finding, its table the numbers."""
@@ -107,7 +107,7 @@ def say_lines(text: str) -> None:
 
 
 def in_notebook() -> bool:
-    """Whether a cell of a notebook runs.
+    """Whether the code runs in a notebook.
 
     >>> in_notebook()
     False

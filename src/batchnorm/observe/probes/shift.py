@@ -105,7 +105,7 @@ def shift(model: nn.Module, batch: Any, loss: Loss, *, lr: float, layers: Sequen
         missing = [path for path in layers if path not in order]
         if missing:
             raise BatchNormError(
-                f"{missing[0]!r} is no module with parameters that learn, or it does not run",
+                f"{missing[0]!r} is not a module with trainable parameters, or it does not run",
                 where="shift",
                 do=f"choose among {', '.join(order)}",
             )

@@ -1,4 +1,4 @@
-"""What probes share: a model's parameters as one vector, the gradient there, and steps that are taken back."""
+"""Shared by probes: a model's parameters as one vector, the gradient there, and steps that are undone."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def learning(model: nn.Module, names: Sequence[str] | None, where: str) -> dict[
         chosen = {n: p for n, p in every.items() if any(n == name or n.startswith(f"{name}.") for name in names)}
         missing = [name for name in names if not any(n == name or n.startswith(f"{name}.") for n in every)]
         if missing:
-            raise BatchNormError(f"no parameter that learns is called {missing[0]!r}", where=where)
+            raise BatchNormError(f"no trainable parameter is called {missing[0]!r}", where=where)
         every = chosen
     if not every:
-        raise BatchNormError("the model has no parameter that learns", where=where)
+        raise BatchNormError("the model has no trainable parameter", where=where)
     return every
 
 
@@ -52,7 +52,7 @@ def slope(model: nn.Module, batch: Any, loss: Loss, parameters: Sequence[Tensor]
 
 @contextmanager
 def stepped(parameters: Sequence[Tensor], direction: Sequence[Tensor], distance: float) -> Iterator[None]:
-    """Move parameters along a direction, and put them back exactly, whatever happens.
+    """Move parameters along a direction, and restore them exactly at the end, also after an error.
 
     >>> w = torch.ones(1)
     >>> with stepped([w], [torch.ones(1)], -0.5):

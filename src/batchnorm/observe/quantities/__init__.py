@@ -40,5 +40,5 @@ def chosen(names: str | Iterable[str] | None, where: str) -> tuple[Quantity, ...
     unknown = [name for name in wanted if name not in QUANTITIES]
     if unknown:
         known = ", ".join(QUANTITIES)
-        raise BatchNormError(f"{unknown[0]!r} is no quantity", where=where, do=f"use any of {known}")
+        raise BatchNormError(f"{unknown[0]!r} is not a quantity", where=where, do=f"use any of {known}")
     return tuple(quantity for name, quantity in QUANTITIES.items() if name in wanted)

@@ -1,8 +1,8 @@
 """Dead: which share of a ReLU's units is zero for the whole batch.
 
 Of those no gradient flows into the weights before them. A unit is a channel, at all positions; in sequences (three
-axes) channels may be either of the two last axes, and the lesser share is told. Of our layers with an
-``activation="relu"`` inside, the output is looked at.
+axes) channels may be either of the two last axes, and the smaller share is recorded. For our layers with an
+``activation="relu"``, their output is read.
 """
 
 from __future__ import annotations

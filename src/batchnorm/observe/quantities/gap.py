@@ -15,7 +15,7 @@ from batchnorm.observe.subjects import Signal
 
 
 def read(signal: Signal) -> Reading | None:
-    """Compare what arrives at a BN layer with what the layer remembers.
+    """Compare the statistics of a BN layer's input with its running statistics.
 
     >>> import torch
     >>> layer = torch.nn.BatchNorm1d(1, eps=0.0)

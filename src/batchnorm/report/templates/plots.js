@@ -1,5 +1,5 @@
 "use strict";
-// The charts: sketches at once, and plotly's own chart in the place of one that somebody reaches for. Plotly's script
+// The charts: sketches at once, and plotly's own chart in the place of one that is pointed at. Plotly's script
 // stays text until then: reading it takes longer than everything else on the page.
 (() => {
   const DWELL = 120; // milliseconds that a mouse rests on a chart, not passing over it

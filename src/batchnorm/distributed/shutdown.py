@@ -1,4 +1,4 @@
-"""What a process was about to say is said, even if it is told to end while it finds out."""
+"""Let a process report which rank is missing before SIGTERM ends it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from types import FrameType
 
 
 @contextmanager
-def farewell() -> Iterator[Callable[[str], None]]:
-    """Put SIGTERM off to the end of the block; if it came, write what there was to say before it takes effect.
+def delayed_sigterm() -> Iterator[Callable[[str], None]]:
+    """Delay SIGTERM to the end of the block. If it arrived, print the given messages, then let it take effect.
 
-    >>> with farewell() as say:
+    >>> with delayed_sigterm() as say:
     ...     say("rank 1 is gone")
 
-    torchrun sends SIGTERM to all others a tenth of a second after one process dies, which is sooner than anybody can be
-    asked who it was, and it waits half a minute before it uses force. A process that handles the signal itself is left
-    alone, and so is every thread but the main one, which may not touch signals.
+    torchrun sends SIGTERM to all other processes a tenth of a second after one dies, which is too soon to find out
+    which one it was, and SIGKILL half a minute later. Nothing is changed in a process that handles the signal itself,
+    or outside of the main thread, which alone may set handlers.
     """
     words: list[str] = []
     if (

@@ -1,10 +1,10 @@
-"""Who is missing, and why: asked through the group's store, and only when an exchange has failed.
+"""Find out which ranks are missing and why, through the group's store, when an exchange has failed.
 
-Each process keeps one thread that looks into the store twice a second whether it is asked; then it publishes where its
-process is: the layer of its last exchange, the layers it ran since without one, the line its main thread is at. Of a
-process that does not answer, those on the same host look up whether it is gone or stopped. Whoever finds that first
-publishes it, because the others may find out when the finder has ended, too. Training itself sends nothing for this.
-With ``BATCHNORM_ROLLCALL=off`` a process starts no thread: it answers nobody, and names nobody when it waits in vain.
+Each process has one thread that checks the store for questions twice a second. It answers with the position of its
+process: the layer of its last exchange, the layers it ran since without one, the line of its main thread. If a process
+does not answer, those on the same host look up whether it has ended or is stopped. The first one to know publishes it,
+because it may end itself before the others ask. Training itself sends nothing for this. With ``BATCHNORM_ROLLCALL=off``
+a process starts no thread: it does not answer, and its errors do not name the missing rank.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from batchnorm.distributed.ledger import ending, passing, whereabouts
 from batchnorm.distributed.processes import identity, state_of
 
 SWITCH = "BATCHNORM_ROLLCALL"
-LOOK = 0.5  # seconds between two looks into the store
+LOOK = 0.5  # seconds between two reads of the store
 MOST_KNOWN = 64  # ranks, up to which each learns where all others run: that takes a request each
 LONGEST = 200  # characters of the error by which a process ended
 
 
 class _Listener:
-    """The thread of a process that answers, and keeps what the store holds about the others, which may go with it."""
+    """The thread that answers for a process. It copies what the store knows of the others, in case the store ends."""
 
     def __init__(self, world: Any, store: Any, rank: int) -> None:
         # A client of its own: one client serves one request at a time.
@@ -42,7 +42,7 @@ class _Listener:
         self.confided: Any = None
         self.store.set(f"bn/who/{rank}", json.dumps(identity()))
         self.process, self.over = os.getpid(), threading.Event()
-        self.thread = threading.Thread(target=self._listen, name="batchnorm-rollcall", daemon=True)
+        self.thread = threading.Thread(target=self._listen, name="batchnorm-membership", daemon=True)
         self.thread.start()
 
     def _listen(self) -> None:
@@ -58,17 +58,17 @@ class _Listener:
                 self.learn()
                 self.confide()
             except Exception:
-                return  # the store is gone, and with it whoever could ask
+                return  # the store is gone: no more questions will come
 
     def confide(self) -> None:
         """Publish once that layers ran without an exchange: the process may be killed before anyone asks."""
-        now = passing()  # not `whereabouts`: to look for names disturbs a program that runs
+        now = passing()  # not `whereabouts`: looking up names slows down a running program
         if now["passed"] and now["exchanges"] != self.confided:
             self.confided = now["exchanges"]
             self.store.set(f"bn/passed/{self.rank}", json.dumps(now))
 
     def learn(self) -> None:
-        """Read who the other processes are, and who of them is known to be gone."""
+        """Read the identities of the other processes, and which of them are known to be gone."""
         for rank in sorted(self.unknown):
             if self.store.check([f"bn/who/{rank}"]):
                 self.known[rank] = json.loads(self.store.get(f"bn/who/{rank}"))
@@ -79,7 +79,7 @@ class _Listener:
             self.store.set(f"bn/heard/{self.rank}", "1")
 
     def report(self, fallen: dict[int, str]) -> None:
-        """Publish who is gone. The process that keeps the store waits until the others have read it."""
+        """Publish which ranks are gone. The process that hosts the store waits until the others have read it."""
         if not self.fallen:
             self.store.compare_set("bn/fallen", "", json.dumps(fallen))
             self.learn()
@@ -99,7 +99,7 @@ class _Listener:
         self.over.set()
         self.thread.join(2.0)
         if running:
-            error = getattr(sys, "last_value", None)  # what the interpreter has just printed
+            error = getattr(sys, "last_value", None)  # the exception that the interpreter has just printed
             why = f" with {type(error).__name__}: {str(error)[:LONGEST]}" if error is not None else ""
             try:
                 answer = {**json.loads(_answer()), "ended": why}
@@ -115,7 +115,7 @@ _serves: weakref.ref[Any] | None = None
 
 
 def listen() -> None:
-    """Be ready to report where this process is; once per process group that is started.
+    """Start answering where this process is; once for each process group that is started.
 
     >>> listen()  # doctest: +SKIP
     """
@@ -133,7 +133,7 @@ def listen() -> None:
 
 
 def meet() -> None:
-    """Learn where the other ranks run, after the first exchange, before which every one of them has published it.
+    """Read the identities of the other ranks; all have published theirs before the first exchange ends.
 
     >>> meet()  # doctest: +SKIP
     """
@@ -151,12 +151,12 @@ def _end() -> None:
 
 
 def call(group: str, exchange: int, ranks: list[int], me: int, seconds: float) -> dict[int, dict[str, Any]] | None:
-    """Ask the ranks of a group where they are; return the answers of those that gave one in time.
+    """Ask the ranks of a group where they are. Returns the answers that came in time.
 
     >>> call("0", 17, [0, 1, 2], me=0, seconds=1.0)  # doctest: +SKIP
     {1: {'groups': {}, 'passed': [], 'line': 'train.py:33'}}
 
-    None: there is no store to ask through, most likely because the process that kept it is gone.
+    None if there is no store to ask through, most likely because the process that hosted it is gone.
     """
     answers: dict[int, dict[str, Any]] = {}
     try:
@@ -195,7 +195,7 @@ def call(group: str, exchange: int, ranks: list[int], me: int, seconds: float) -
 
 
 def fate(rank: int) -> str:
-    """Return what became of the process of a rank, as `state_of` does: "gone", "stopped", "running" or empty.
+    """Return the state of the process of a rank, as `state_of` does: "gone", "stopped", "running" or empty.
 
     >>> fate(3)
     ''
@@ -215,7 +215,7 @@ def process_of(rank: int) -> str:
 
 
 def fallen() -> dict[int, str]:
-    """Return the ranks that were found to be gone first, by any rank, each with what became of it.
+    """Return the ranks that were found to be gone first, by any rank, each with what happened to it.
 
     >>> fallen()
     {}

@@ -1,4 +1,4 @@
-"""A process that is told to end while it finds out who is missing says it first, and then ends."""
+"""A process that gets SIGTERM while it looks for the missing rank reports it first, and then ends."""
 
 import os
 import signal
@@ -8,12 +8,12 @@ import threading
 
 import ranks
 
-from batchnorm.distributed.farewell import farewell
+from batchnorm.distributed.shutdown import delayed_sigterm
 
 TOLD_TO_END = """
 import os, signal, time
-from batchnorm.distributed.farewell import farewell
-with farewell() as say:
+from batchnorm.distributed.shutdown import delayed_sigterm
+with delayed_sigterm() as say:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.01)
     say("rank 1 is gone")
@@ -22,7 +22,7 @@ print("this is not reached")
 
 
 def test_a_death_under_torchrun_is_told_although_torchrun_ends_the_others(launched):
-    _, code, output = launched["farewell"]
+    _, code, output = launched["shutdown"]
     assert code != 0
     assert "'1' (SyncBatchNorm1d, 4 channels): step 2 (forward)" in output, output
     assert "rank 1 is gone: process " in output
@@ -38,7 +38,7 @@ def test_it_is_said_before_the_end_and_the_signal_still_ends_the_process():
 
 def test_nothing_is_said_where_no_signal_came(capsys):
     before = signal.getsignal(signal.SIGTERM)
-    with farewell() as say:
+    with delayed_sigterm() as say:
         say("rank 1 is gone")
     assert signal.getsignal(signal.SIGTERM) is before
     assert capsys.readouterr().err == ""
@@ -48,7 +48,7 @@ def test_a_handler_of_the_program_s_own_stays():
     came = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
     try:
-        with farewell() as say:
+        with delayed_sigterm() as say:
             say("rank 1 is gone")
             os.kill(os.getpid(), signal.SIGTERM)
             assert came == [signal.SIGTERM]
@@ -60,7 +60,7 @@ def test_another_thread_touches_no_signal():
     found = []
 
     def elsewhere():
-        with farewell():
+        with delayed_sigterm():
             found.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=elsewhere)

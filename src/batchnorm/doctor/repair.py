@@ -15,16 +15,16 @@ from batchnorm.records import Change
 
 
 class Needed(BatchNormError):
-    """A repair lacks something; nothing was changed yet."""
+    """Raised if a repair lacks an input; nothing was changed yet."""
 
 
 @dataclass
-class Patient:
+class Repair:
     """A model under repair: a copy, with its optimisers, and what the repairs may need.
 
-    >>> Patient(nn.BatchNorm1d(2)).need("example", "BN101")
+    >>> Repair(nn.BatchNorm1d(2)).need("example", "BN101")
     Traceback (most recent call last):
-    batchnorm.doctor.patient.Needed: fix: repairing BN101 needs an example; give example=, or leave its findings out
+    batchnorm.doctor.repair.Needed: fix: repairing BN101 needs an example; give example=, or leave its findings out
 
     A rule's ``fix`` changes ``model`` (it may put another in its place, as the verbs do, giving them ``optimizers``).
     """
@@ -38,7 +38,7 @@ class Patient:
     process_group: Any = None
 
     def need(self, what: str, code: str) -> Any:
-        """Return the example or the batches; say so if there are none, in which case the findings are left alone.
+        """Return the example or the batches. Raises `Needed` if there are none: the findings are then left alone.
 
         Call it before anything is changed.
         """
@@ -56,7 +56,7 @@ PLAIN = tuple(OURS)  # what `to_ours` can exchange
 
 
 def to_ours(path: str, layer: nn.Module) -> Change | str:
-    """Make a layer of torch's one of ours, in its place, with its tensors and hooks; or say why that cannot be done.
+    """Change torch's layer into ours in place, with its tensors and hooks; or return why that is impossible.
 
     >>> layer = nn.BatchNorm2d(3)
     >>> print(to_ours("bn1", layer))
@@ -68,6 +68,6 @@ def to_ours(path: str, layer: nn.Module) -> Change | str:
     if old in OURS.values():
         return "it is a layer of ours already"
     if old not in OURS:
-        return f"{old.__name__} is a class of its own, and may compute something else"
+        return f"{old.__name__} is a custom class, and may compute something else"
     layer.__class__ = OURS[old]
     return Change(path, "class", f"torch.nn.{old.__name__}", f"batchnorm.{old.__name__}")
