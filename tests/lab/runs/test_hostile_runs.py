@@ -107,7 +107,7 @@ def test_a_run_has_files_of_its_own(capsys, two, file, make):
     if (two.path / file).exists():
         (two.path / file).unlink()
     make(two.path / file)
-    with pytest.raises(bn.BatchNormError, match=rf"{file} is damaged \(it is (a symbolic link|no regular file)\)"):
+    with pytest.raises(bn.BatchNormError, match=rf"{file} is damaged \(it is (a symbolic link|not a regular file)\)"):
         Store("runs").add(two.run)
     assert run("lab", "list", "--store", "runs") == 0
     out, err = capsys.readouterr()
