@@ -57,7 +57,7 @@ def test_a_truncated_file_is_named_in_one_sentence(tmp_path, kept, compressed):
     content = packed(np.arange(30, dtype=np.uint8).reshape(3, 2, 5))[:kept]
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(gzip.compress(content) if compressed else content)
-    with pytest.raises(BatchNormError, match=r"truncated|no idx file") as caught:
+    with pytest.raises(BatchNormError, match=r"truncated|not an idx file") as caught:
         idx.read(path)
     assert str(caught.value).startswith(f"{path}: it is ")
     assert "\n" not in str(caught.value)
@@ -74,11 +74,11 @@ def test_truncated_gzip_data_are_named(tmp_path, kept):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\x80\x04\x95\x10", "no idx file (it begins with 80 04 95 10)"),  # a pickle
-        (b"PK\x03\x04", "no idx file"),
-        (bytes([0, 0, 7, 1]), "no idx file"),
-        (bytes([0, 0, 8, 0]), "no idx file"),
-        (bytes([0, 0, 8, 200]) + bytes(800), "no idx file"),
+        (b"\x80\x04\x95\x10", "not an idx file (it begins with 80 04 95 10)"),  # a pickle
+        (b"PK\x03\x04", "not an idx file"),
+        (bytes([0, 0, 7, 1]), "not an idx file"),
+        (bytes([0, 0, 8, 0]), "not an idx file"),
+        (bytes([0, 0, 8, 200]) + bytes(800), "not an idx file"),
         (bytes([0, 0, 8, 1, 0, 0, 0, 0]), "holds no numbers"),
         (bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2, 3]), "longer than its sizes say (2)"),
         (bytes([0, 0, 8, 3]) + b"\xff" * 12, "declares 79,228,162,458,924,105,385,300,197,375 bytes"),

@@ -62,5 +62,5 @@ def test_a_file_needs_the_options_of_its_run(stored, folder):
         evaluated(file, "--data", folder)
     with pytest.raises(BatchNormError, match="several values"):
         evaluated(file, "--data", folder, "--set", "variant=bn-x5,bn-x30")
-    with pytest.raises(BatchNormError, match="no folder of a run"):
+    with pytest.raises(BatchNormError, match="is neither a folder of a run"):
         evaluated(stored[0].path.parent, "--data", folder)

@@ -113,7 +113,7 @@ def load(
 
     >>> load("model.pt")
     Traceback (most recent call last):
-    batchnorm.errors.BatchNormError: model.pt is not a folder of a run and no .safetensors file; give one of them
+    batchnorm.errors.BatchNormError: model.pt is neither a folder of a run nor a .safetensors file; give one of them
 
     The folder of a run says by itself what network it holds. A file needs the ``options`` of the run, at least the
     variant. Nothing is unpickled.
@@ -124,7 +124,7 @@ def load(
     elif path.suffix == ".safetensors":
         file = path
     else:
-        raise BatchNormError(f"{path} is not a folder of a run and no .safetensors file", do="give one of them")
+        raise BatchNormError(f"{path} is neither a folder of a run nor a .safetensors file", do="give one of them")
     state = load_state(file)
     if any(name.startswith(NETWORK) for name in state):
         state = network_of(state)
