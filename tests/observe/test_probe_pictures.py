@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import batchnorm as bn
-from batchnorm.observe.probes.result import Result, aligned
+from batchnorm.observe.probes.result import ProbeResult, aligned
 from batchnorm.records import read
 from batchnorm.report.figures import figures_of
 from batchnorm.report.load import load
@@ -65,7 +65,7 @@ def opened(monkeypatch):
 
 
 def test_a_result_is_text_of_three_digits(found):
-    assert isinstance(found, Result)
+    assert isinstance(found, ProbeResult)
     title, *rows = str(found).splitlines()
     assert title in repr(found)
     assert len(rows) >= 2  # columns, and at least one row

@@ -16,7 +16,7 @@ from batchnorm.calling import call_with, inputs_of
 from batchnorm.errors import BatchNormError
 from batchnorm.graph import trace
 from batchnorm.nested import fresh
-from batchnorm.observe.probes.result import Result
+from batchnorm.observe.probes.result import ProbeResult
 from batchnorm.preserve import in_mode, untouched
 from batchnorm.records import Measurement
 from batchnorm.report.sections import Line, Panel, Panels, Table, short
@@ -53,7 +53,7 @@ class Boundary:
         return tuple(found)
 
 
-class Boundaries(Result, tuple[Boundary, ...]):
+class Boundaries(ProbeResult, tuple[Boundary, ...]):
     """The layers that were measured, in the order in which they run."""
 
     def measurements(self, **setting: Any) -> tuple[Measurement, ...]:

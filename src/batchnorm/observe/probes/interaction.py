@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
 from batchnorm.nested import tensors_in
-from batchnorm.observe.probes.result import Result
+from batchnorm.observe.probes.result import ProbeResult
 from batchnorm.preserve import untouched
 from batchnorm.records import Measurement
 from batchnorm.report.sections import Panel, Panels, Table, short
 
 
 @dataclass(frozen=True, repr=False)
-class Interaction(Result):
+class Interaction(ProbeResult):
     """The lengths of d output_i / d input_j, examples by examples (Frobenius norms of Jacobians)."""
 
     matrix: Tensor

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
-from batchnorm.observe.probes.result import Result
+from batchnorm.observe.probes.result import ProbeResult
 from batchnorm.preserve import untouched
 from batchnorm.records import Measurement
 from batchnorm.report.sections import Line, Panel, Panels, Table, short
@@ -28,7 +28,7 @@ TRANSFORMATIONS = (
 
 
 @dataclass(frozen=True, repr=False)
-class Invariance(Result):
+class Invariance(ProbeResult):
     """For every transformation, the largest change of the output as a share of its largest number."""
 
     changes: dict[str, float]

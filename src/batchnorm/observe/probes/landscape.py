@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from batchnorm.errors import BatchNormError
-from batchnorm.observe.probes.result import Result
+from batchnorm.observe.probes.result import ProbeResult
 from batchnorm.observe.probes.walking import Loss, cosine, learning, norm, slope, stepped
 from batchnorm.records import Measurement
 from batchnorm.report.sections import Line, Panel, Panels, Table, short
@@ -18,7 +18,7 @@ FACTORS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)  # times the learning rate: S
 
 
 @dataclass(frozen=True, repr=False)
-class Landscape(Result):
+class Landscape(ProbeResult):
     """The loss and its gradient along the direction of the gradient.
 
     ``rates`` are the step sizes; at each, ``losses`` and the change of the gradient: its length (``changes``, the

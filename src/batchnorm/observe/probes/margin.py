@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
-from batchnorm.observe.probes.result import Result
+from batchnorm.observe.probes.result import ProbeResult
 from batchnorm.preserve import untouched
 from batchnorm.records import Measurement
 from batchnorm.report.sections import Line, Panel, Panels, Table, short
@@ -20,7 +20,7 @@ OVERSHOOT = 0.02  # a step to the boundary of the linearised network stops just 
 
 
 @dataclass(frozen=True, repr=False)
-class Margin(Result):
+class Margin(ProbeResult):
     """The length of the smallest change that was found for every example, and the changed examples.
 
     ``distances`` are infinite where no change was found in the given number of steps; 0 where the example was called

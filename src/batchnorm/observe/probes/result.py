@@ -23,7 +23,7 @@ from batchnorm.terminal import say
 COMMAND = "probe"
 
 
-class Result:
+class ProbeResult:
     """Base of the results of probes. A subclass defines its picture and its records."""
 
     def picture(self) -> Panels:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from batchnorm.errors import BatchNormError
-from batchnorm.observe.probes.result import Result
+from batchnorm.observe.probes.result import ProbeResult
 from batchnorm.observe.probes.walking import Loss, cosine, learning, norm, slope, stepped
 from batchnorm.preserve import untouched
 from batchnorm.records import Measurement
@@ -20,7 +20,7 @@ from batchnorm.report.sections import Line, Panel, Panels, Table, short
 
 
 @dataclass(frozen=True, repr=False)
-class Shift(Result):
+class Shift(ProbeResult):
     """Of every layer, in the order in which they run: the gradient before (G) and after the others stepped (G').
 
     ``distances`` are ||G - G'||, ``relative`` the same as a share of ||G||, ``cosines`` those of the angle between.
